@@ -37,6 +37,7 @@ pub use crate::files::FileError;
 pub use crate::get::Retry;
 pub use crate::index::{RecoverError, RestoreError};
 pub use crate::layout::superblock::SuperblockError;
+pub use crate::log::LogError;
 pub use crate::outcome::{KeyError, KeyLengthError, PutError, ReadError, StartBound};
 pub use crate::part::PartError;
 pub use crate::region::RegionError;
@@ -260,6 +261,8 @@ kind!(ServeError, error => match error {
     ServeError::File(error) => error.kind(),
     ServeError::Recover { source, .. } => source.kind(),
     ServeError::Restore { source, .. } => source.kind(),
+    ServeError::Log { source, .. } => source.kind(),
+    ServeError::Replay { source, .. } => source.kind(),
     ServeError::Snapshots(error) => error.kind(),
     ServeError::Cancelled => Cancelled,
     ServeError::NothingToOpen
@@ -277,6 +280,13 @@ kind!(ServeError, error => match error {
     #[cfg(feature = "verbs")]
     ServeError::Verbs(error) => error.kind(),
     ServeError::Threads(_) | ServeError::Descriptors { .. } => System,
+});
+
+kind!(LogError, error => match error {
+    LogError::Os { source, .. } => of_io(source),
+    LogError::Version { .. } | LogError::Kind { .. } => Incompatible,
+    LogError::Damaged { .. } | LogError::Hole { .. } => Corrupt,
+    LogError::OtherLog { .. } | LogError::OtherSnapshot { .. } | LogError::OtherTable | LogError::OtherBoot => Invalid,
 });
 
 kind!(AddressError, _error => Invalid);

@@ -187,6 +187,7 @@ mod index;
 mod inspect;
 pub mod internals;
 pub mod layout;
+mod log;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
@@ -224,6 +225,7 @@ pub use config::{Config, Evict, StartLimits, TableSize};
 pub use encryption::Encryption;
 pub use error::ErrorKind;
 pub use index::{Cleared, LeftCause};
+pub use log::{Fsync, LogConfig};
 pub use outcome::{PutMode, PutOptions, PutOutcome, SwapOutcome};
 pub use part::{NewNumber, PartChange, PartEffect, PartOutcome, Tell};
 pub use placement::Preset;

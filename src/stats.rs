@@ -34,6 +34,7 @@
 
 pub use crate::base::times::{TIME_RANGES, TimeCounts};
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
+pub use crate::log::LogStatus;
 pub use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
 pub use crate::server::{

@@ -38,7 +38,7 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 45] = [
+pub const NAMES: [Name; 46] = [
     name("`Backing::File`", "--region", "`region=`"),
     name("`Client::add`", "`oneread add`", "`Client.add`"),
     name("`Client::get`", "`oneread get`", "`Client.get`"),
@@ -58,6 +58,7 @@ pub const NAMES: [Name; 45] = [
     name("`Config::value_max`", "`serve --value-max`", "`value_max=`"),
     name("`Digests::texts`", "texts", "texts (`str`)"),
     name("`LocationIndex::config`", "`oneread serve --index location`", "`LocationIndex.table()`"),
+    name("`LogConfig::truncate_at`", "--log-truncate-at", "`oneread serve --log-truncate-at`"),
     name("`NodeConfig::advertise`", "--node-advertise", "`oneread serve --node-advertise`"),
     name("`NodeConfig::advertise_table`", "--table-advertise", "`oneread serve --table-advertise`"),
     name("`NodeConfig::secret`", "--secret-file", "`oneread serve --secret-file`"),

@@ -52,6 +52,7 @@ mod heap;
 mod home_set;
 mod homes;
 mod lives;
+mod logged;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
 mod making;

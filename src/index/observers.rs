@@ -5,6 +5,7 @@ use super::evict::Evictor;
 use super::feed::Feed;
 use super::owners::LeftByOwner;
 use super::started::StartedPuts;
+use crate::log::Log;
 use crate::region::TouchMap;
 use std::sync::{Arc, OnceLock};
 
@@ -17,6 +18,7 @@ pub(super) struct Observers {
     ends: Arc<EndNotes>,
     owned_left: LeftByOwner,
     started: OnceLock<StartedPuts>,
+    log: OnceLock<Arc<Log>>,
 }
 
 impl Observers {
@@ -41,6 +43,19 @@ impl Observers {
     #[inline(always)]
     pub fn owned_left(&self) -> &LeftByOwner {
         &self.owned_left
+    }
+
+    /// The log of the table's changes, if it has one (Y).
+    pub fn log(&self) -> Option<&Arc<Log>> {
+        self.log.get()
+    }
+
+    /// Has a log from now on.
+    ///
+    /// # Panics
+    /// When there is one already.
+    pub fn set_log(&self, log: Arc<Log>) {
+        assert!(self.log.set(log).is_ok(), "a table has one log");
     }
 
     /// Puts in two steps, in a table that has them.

@@ -450,10 +450,19 @@ impl Owners {
             Stage::Hidden { .. } => return false,
         }
         obey(Rule::OwnerPuts, || wait_while(&|state| state.puts > 0));
+        // Y8
+        let logged = table.observers().log().filter(|_| !broken(Rule::LogOwner));
+        if logged.is_some_and(|log| log.owner_goes(owner.number).is_err()) {
+            lock(&owner.state).stage = Stage::Here;
+            return false;
+        }
         table.observers().feed().tell_owner(owner.number, || {
             let _all = lock(&self.0.all);
             region.store(word, region.load(word) | bit(owner.number));
         });
+        if let Some(log) = logged {
+            log.owner_has_gone(owner.number);
+        }
         // D7
         obey(Rule::HidesCounted, || {
             self.0.hides.fetch_add(1, Relaxed);
@@ -461,6 +470,14 @@ impl Owners {
         lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
         self.0.goes(owner);
         true
+    }
+
+    /// Removes all entries of an owner by `remove`, while nobody reads the table. The owner stays.
+    pub fn remove_entries(&self, table: &Table, number: u16, mut remove: impl FnMut(&Key, u16) -> bool) {
+        let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else { return };
+        while let Some(hash) = { lock(&owner.state).hashes.take() } {
+            remove_all_of(table, hash, number, &mut remove);
+        }
     }
 
     /// How often the entries of an owner were hidden, since the server began.

@@ -271,7 +271,7 @@ impl Segment {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
         let change = || KeyChange::came(key.key(), *value);
         // Decided: the outcome is known, and there is room. Nothing is visible.
-        if let Err(must_wait) = between.decided(change) {
+        if let Err(must_wait) = between.decided(change, LeftCause::Removed) {
             self.hold(locked, room, key, between);
             return Err(must_wait);
         }
@@ -366,7 +366,7 @@ impl Segment {
             (EntryFound::Of(_), _) => KeyChange::replaced(key.key(), *value),
             (EntryFound::Hidden, _) => KeyChange::came(key.key(), *value),
         };
-        between.decided(change)?;
+        between.decided(change, cause)?;
         // An extent that stays the key's does not end.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
         let life = self.life_in(slot);
@@ -404,7 +404,7 @@ impl Segment {
     ) -> Result<bool, B::MustWait> {
         let change = || KeyChange::left(key.key());
         let life = self.life_in(slot);
-        between.decided(change)?;
+        between.decided(change, cause)?;
         let started = self.observers.started();
         let is_free = !started.is_some_and(|started| self.leaves_slot_held(started, locked, slot, key));
         if is_free {

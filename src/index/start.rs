@@ -18,6 +18,8 @@ pub enum StartStep {
     Survey,
     /// A new table gets the keys of a snapshot. Its bytes count twice: they are checked first.
     Restore,
+    /// Changes are made again that a log has.
+    Replay,
     /// The region is registered with the device (verbs). When all bytes are in memory, the device
     /// pins them.
     Register,

@@ -23,6 +23,11 @@ struct HostClock {
     ahead_ns: i64,
 }
 
+/// Which boot of this machine it is; 0: the system does not say.
+pub(crate) fn boot_of_host() -> u64 {
+    HostClock::of(&Clock::System).map_or(0, |clock| clock.boot)
+}
+
 impl HostClock {
     /// As it is seen with this clock. `None`: the system does not say.
     fn of(clock: &Clock) -> Option<HostClock> {

@@ -7,6 +7,7 @@ use crate::address::{Address, TcpAddress};
 use crate::base::setters::setters;
 use crate::config::{Config, Evict, StartLimits};
 use crate::index::start::StartProgress;
+use crate::log::LogConfig;
 use crate::region::Backing;
 use crate::tls::ServerTls;
 use crate::verbs::Wait;
@@ -126,6 +127,10 @@ pub struct ServerConfig {
     /// A new table begins with the keys of this snapshot, and not with those of the one in
     /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`](crate::Server::restored).
     pub restore: Option<PathBuf>,
+    /// The log that has each change before it is answered ([`LogConfig`](crate::LogConfig)): it survives a power cut. A new table
+    /// begins with the keys of the snapshot and all that the log has since. Without `snapshots`, the server makes them in the
+    /// log's folder, whenever the log has become long.
+    pub log: Option<LogConfig>,
     /// Called now and then during steps of the start that take long for a large table.
     pub progress: Option<fn(StartProgress)>,
     /// When this becomes true during the start, the start ends soon with
@@ -167,6 +172,7 @@ impl ServerConfig {
             extension: None,
             snapshots: None,
             restore: None,
+            log: None,
             progress: None,
             cancel: None,
         }
@@ -199,6 +205,7 @@ setters!(ServerConfig {
     evict: impl Into<Option<Evict>>,
     snapshots: impl Into<Option<Snapshots>>,
     restore: impl Into<Option<PathBuf>>,
+    log: impl Into<Option<LogConfig>>,
     progress: fn(StartProgress),
     cancel: impl Into<Option<Arc<AtomicBool>>>,
 });

@@ -5,6 +5,7 @@ use crate::config::{ConfigError, TableSize};
 use crate::error::mend;
 use crate::files::FileError;
 use crate::index::{RecoverError, RestoreError};
+use crate::log::LogError;
 use crate::outcome::PutError;
 use crate::region::RegionError;
 use crate::snapshot::SaveError;
@@ -59,6 +60,24 @@ pub enum ServeError {
     /// No snapshot can be made at the path in [`ServerConfig::snapshots`](super::ServerConfig::snapshots).
     #[error(transparent)]
     Snapshots(#[from] SaveError),
+    /// The log cannot be used ([`ServerConfig::log`](super::ServerConfig::log)). It has not changed.
+    #[error("the log in {} cannot be used", path.display())]
+    Log {
+        /// The log's folder.
+        path: PathBuf,
+        /// Why not.
+        source: LogError,
+    },
+    /// A change that the log has cannot be made again: the table has no room for it.
+    #[error("the log in {} cannot be made again: record {number} has no room in this table; make a larger table", path.display())]
+    Replay {
+        /// The log's folder.
+        path: PathBuf,
+        /// The record.
+        number: u64,
+        /// Why not.
+        source: PutError,
+    },
     /// [`ServerConfig::cancel`](super::ServerConfig::cancel) has become true. Nothing is left of a new table.
     #[error("the start was cancelled before the table was ready")]
     Cancelled,

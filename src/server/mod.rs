@@ -22,6 +22,9 @@ mod park_room;
 mod parking;
 mod put_times;
 mod refused;
+mod replay;
+#[cfg(all(test, feature = "sim", not(loom)))]
+pub(crate) use replay::made_again_of_test;
 mod session;
 pub(crate) mod shared;
 mod snapshots;
@@ -35,6 +38,7 @@ pub(crate) mod verbs;
 mod worker;
 
 pub use crate::index::start::{StartProgress, StartStep};
+use crate::log::LogStatus;
 pub use config::{ServerConfig, StartMode};
 pub use driven::DrivenServer;
 pub use error::ServeError;
@@ -157,7 +161,15 @@ impl Server {
         })
     }
 
-    fn start_unless_cancelled(config: ServerConfig, driver: TableDriver) -> Result<Server, ServeError> {
+    fn start_unless_cancelled(mut config: ServerConfig, driver: TableDriver) -> Result<Server, ServeError> {
+        if let Some(log) = &config.log {
+            // The snapshots may be in it.
+            let made = crate::log::make_folder(&log.path);
+            made.map_err(|source| ServeError::Log { path: log.path.clone(), source })?;
+        }
+        if let (Some(log), None) = (&config.log, &config.snapshots) {
+            config.snapshots = Some(Snapshots::new(log.path.join("snapshot")));
+        }
         config.address.check()?;
         #[cfg(feature = "verbs")]
         if let (Address::Shm(_), Some(extension)) = (&config.address, config.extension) {
@@ -186,18 +198,26 @@ impl Server {
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let share = descriptors(&config)?;
-        let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
+        let Prepared { index, recovered, restored, as_saved, log } = index_for(&config)?;
         let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
         let index = driver.take(index)?;
         let index = index.with_starts(config.starts);
+        let needs_snapshot = log.as_ref().is_some_and(|log| log.needs_snapshot);
+        let index = match log {
+            Some(log) => log.go_on(index)?,
+            None => index,
+        };
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
                 Some(saved) => Begins::AsSaved(saved),
-                None if recovered.is_none() && restored.is_none() => Begins::Empty,
+                None if recovered.is_none() && restored.is_none() && index.is_empty() => Begins::Empty,
                 None => Begins::Otherwise,
             };
             Saver::new(place, snapshots.every, &index, begins)
         });
+        if let Some(saver) = saver.as_ref().filter(|_| needs_snapshot) {
+            saver.save_first(&index)?;
+        }
         let mut allow_uids = config.allow_uids;
         allow_uids.push(files::own_uid());
         let client_memory = ClientMemory::new(config.client_bytes_max);
@@ -271,6 +291,7 @@ impl Server {
             Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
         server.serve_streams(port, config.workers, share)?;
+        server.keep_log_short();
         if server.shared.saver.is_some() {
             let shared = server.shared.clone();
             let thread = std::thread::Builder::new()
@@ -323,6 +344,18 @@ impl Server {
         server.index().region().keep();
         tracing::info!(address = %server.address, "serving");
         Ok(server)
+    }
+
+    /// Has a snapshot made when the log has become long.
+    fn keep_log_short(&self) {
+        if let Some(log) = self.index().log() {
+            let shared = Arc::downgrade(&self.shared);
+            log.when_longer(move || {
+                if let Some(saver) = shared.upgrade().as_ref().and_then(|shared| shared.saver.as_ref()) {
+                    saver.ask();
+                }
+            });
+        }
     }
 
     /// Starts the workers for clients on this host, and over TCP, if the server has any.
@@ -394,6 +427,11 @@ impl Server {
     /// What was found in the region, if this server took it over.
     pub fn recovered(&self) -> Option<Recovered> {
         self.recovered
+    }
+
+    /// How far the log is, if the server has one ([`ServerConfig::log`]).
+    pub fn log(&self) -> Option<LogStatus> {
+        self.index().log().map(|log| log.status())
     }
 
     /// What was restored from a snapshot, if this server made the table and there was one.

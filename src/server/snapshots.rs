@@ -4,6 +4,7 @@
 
 use crate::base::setters::setters;
 use crate::base::sync::lock_std;
+use crate::faults::{Rule, broken};
 use crate::index::Index;
 use crate::snapshot::{SaveError, Saved, SnapshotPath, since_1970};
 use crate::wire::SnapshotStatus;
@@ -212,6 +213,9 @@ impl Saver {
             state.begun
         };
         self.progress_ppm.store(0, Ordering::Relaxed);
+        if broken(Rule::LogForget) {
+            index.forget_log();
+        }
         let saved = index.save_at(&self.place, &mut |done, total| {
             self.progress_ppm.store(done.saturating_mul(1_000_000) / total.max(1), Ordering::Relaxed);
             !is_ending()
@@ -224,6 +228,8 @@ impl Saver {
                 (state.saved, state.last, state.changes) = (number, Some(*saved), Some(before));
                 let Saved { keys, bytes, took, .. } = saved;
                 tracing::info!(keys, bytes, ?took, %path, "made a snapshot");
+                // Y6: the disk has it.
+                index.forget_log_below(saved);
             }
             // The last snapshot is made when the threads have ended.
             Err(SaveError::BrokenOff) => {}
@@ -234,6 +240,11 @@ impl Saver {
             }
         }
         saved
+    }
+
+    /// Makes a snapshot before the table is served: the log begins from it.
+    pub fn save_first(&self, index: &Index) -> Result<Saved, SaveError> {
+        self.save(index, &|| false)
     }
 
     /// Lets [`Saver::run`] return. Breaks off a snapshot that is being made.
@@ -384,6 +395,44 @@ mod tests {
         assert_eq!(changes_that_do_not_count(), ["its owner is removed"]);
     }
 
+    /// A server is killed while it makes a snapshot. Returns whether the next one can begin with its log and the snapshot
+    /// that was there.
+    #[cfg(feature = "faults")]
+    fn begins_after_a_kill() -> bool {
+        use crate::log::{Fsync, LogOnDisk, LoggedTable};
+        let (index, place, dir) = filled();
+        let path = dir.path().join("log");
+        let log = LogOnDisk::look(&path, None).unwrap();
+        let index = index.with_log(log.go_on(LoggedTable::default(), Fsync::Always).unwrap());
+        let saver = Saver::new(place, None, &index, Begins::Empty);
+        let first = saver.save(&index, &|| false).unwrap();
+        index.put(b"key", b"value", PutMode::Upsert).unwrap();
+        let index = with_next_file(index, &path);
+        let killed = saver.save(&index, &|| true);
+        assert!(matches!(killed, Err(SaveError::BrokenOff)));
+        drop(index);
+        let log = LogOnDisk::look(&path, None).unwrap();
+        log.records().start <= first.log.unwrap().from
+    }
+
+    /// The table with a log that begins another file.
+    #[cfg(feature = "faults")]
+    fn with_next_file(index: Index, path: &std::path::Path) -> Index {
+        use crate::log::{Fsync, LogOnDisk, LoggedTable};
+        drop(index);
+        let (index, _, _dir) = filled();
+        let log = LogOnDisk::look(path, None).unwrap();
+        index.with_log(log.go_on(LoggedTable::default(), Fsync::Always).unwrap())
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn a_log_that_is_forgotten_too_early_is_noticed() {
+        assert!(begins_after_a_kill());
+        let _broken = crate::faults::Broken::rule(Rule::LogForget);
+        assert!(!begins_after_a_kill(), "nobody noticed");
+    }
+
     /// A status tells what is known of the last snapshot, and how far the next one is. A time between two
     /// that is shorter than it can name is not told as 0.
     #[test]
@@ -391,7 +440,7 @@ mod tests {
         let (index, place, _dir) = filled();
         let (began, took) =
             (SystemTime::UNIX_EPOCH + Duration::from_millis(77), Duration::from_micros(12_345));
-        let saved = Saved { began, took, keys: 5, bytes: 1_234, damaged: 0 };
+        let saved = Saved { began, took, keys: 5, bytes: 1_234, damaged: 0, log: None };
         let saver = Saver::new(place, Some(Duration::from_micros(100)), &index, Begins::AsSaved(saved));
         let status = saver.status();
         assert_eq!((status.every_ms, status.saved_ms, status.took_us), (1, 77, 12_345));

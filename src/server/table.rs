@@ -3,6 +3,7 @@
 
 use super::config::{ServerConfig, StartMode};
 use super::error::ServeError;
+use super::replay::LogStart;
 use crate::base::clock::Clock;
 use crate::index::start::{Start, StartStep};
 use crate::index::{Index, Recovered, Restored};
@@ -18,6 +19,8 @@ pub(super) struct Prepared {
     pub restored: Option<Restored>,
     /// The snapshot with exactly these keys, if its path is that of this server's own snapshots.
     pub as_saved: Option<Saved>,
+    /// The log that the table goes on with.
+    pub log: Option<LogStart>,
 }
 
 /// Makes or opens the table, as the configuration says.
@@ -28,9 +31,10 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
         evict: config.evict,
         ..Start::default()
     };
+    let log = LogStart::look(config)?;
     let own = config.snapshots.as_ref().map(|snapshots| &snapshots.path);
     let source = config.restore.as_ref().or_else(|| own.filter(|path| path.symlink_metadata().is_ok()));
-    let create = || -> Result<Prepared, ServeError> {
+    let create = |mut log: Option<LogStart>| -> Result<Prepared, ServeError> {
         let failed = |path: &PathBuf, source| ServeError::Restore { path: path.clone(), source };
         // A file that is no snapshot is noticed before any memory is taken.
         let open = if config.restore.is_some() { Snapshot::open } else { Snapshot::open_own };
@@ -60,7 +64,10 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             Clock::System,
             &start,
             |index| -> Result<(), ServeError> {
-                let Some(snapshot) = &snapshot else { return Ok(()) };
+                let log = log.as_mut();
+                let Some(snapshot) = &snapshot else {
+                    return log.map_or(Ok(()), |log| log.after_snapshot(index, None, &start));
+                };
                 let work = |done: &mut dyn FnMut(u64)| {
                     index.restore_from_by(snapshot, start.cores, &mut |at, _| {
                         done(at);
@@ -69,14 +76,16 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
                 };
                 let answer = start.step(StartStep::Restore, 2 * snapshot.bytes(), work);
                 restored = Some(answer.map_err(|source| failed(&snapshot.path().into(), source))?);
-                Ok(())
+                log.map_or(Ok(()), |log| log.after_snapshot(index, Some(snapshot), &start))
             },
         );
         let is_own = config.restore.is_none();
-        let as_saved = snapshot.as_ref().filter(|_| is_own).map(Snapshot::as_saved);
-        Ok(Prepared { index: made?, recovered: None, restored, as_saved })
+        let index = made?;
+        let is_as_saved = is_own && log.as_ref().is_none_or(|log| log.replayed == 0);
+        let as_saved = snapshot.as_ref().filter(|_| is_as_saved).map(Snapshot::as_saved);
+        Ok(Prepared { index, recovered: None, restored, as_saved, log })
     };
-    let open = |path: &PathBuf| -> Result<Prepared, ServeError> {
+    let open = |path: &PathBuf, mut log: Option<LogStart>| -> Result<Prepared, ServeError> {
         if let Some(own) = own.filter(|path| path.symlink_metadata().is_ok()) {
             // It will be replaced. Only a snapshot may be.
             Snapshot::open_own_head(own)
@@ -92,21 +101,24 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             Some(policy) => index.with_eviction(policy)?,
             None => index,
         };
-        Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None })
+        if let Some(log) = &mut log {
+            log.after_takeover(&index, &start)?;
+        }
+        Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None, log })
     };
     match (config.start, &config.backing) {
-        (StartMode::Create, _) => create(),
-        (StartMode::Open, Backing::File(path)) => open(path),
+        (StartMode::Create, _) => create(log),
+        (StartMode::Open, Backing::File(path)) => open(path, log),
         (StartMode::Open, _) => Err(ServeError::NothingToOpen),
         (StartMode::OpenOrCreate, Backing::File(path))
             if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
         {
-            match open(path) {
+            match open(path, log) {
                 // No client was ever served from it.
-                Err(ServeError::Region(RegionError::Unfinished { .. })) => create(),
+                Err(ServeError::Region(RegionError::Unfinished { .. })) => create(LogStart::look(config)?),
                 opened => opened,
             }
         }
-        (StartMode::OpenOrCreate, _) => create(),
+        (StartMode::OpenOrCreate, _) => create(log),
     }
 }

@@ -27,11 +27,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The first bytes of a snapshot.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"ONESNAP\0";
 /// Version of the format.
-pub const SNAPSHOT_VERSION: u32 = 4;
-/// The versions before are read as well: one whose entries have no life, and one that does not say whether they may
-/// have owners.
-const VERSIONS_BEFORE: [u32; 2] = [VERSION_WITHOUT_LIFE, 3];
+pub const SNAPSHOT_VERSION: u32 = 5;
+/// The versions before are read as well: one whose entries have no life, one that does not say whether they may have
+/// owners, and one that knows no log.
+const VERSIONS_BEFORE: [u32; 3] = [VERSION_WITHOUT_LIFE, VERSION_WITHOUT_OWNERS, 4];
 const VERSION_WITHOUT_LIFE: u32 = 2;
+const VERSION_WITHOUT_OWNERS: u32 = 3;
 /// In the length of a record's value: the entry's life stands behind the value.
 const WITH_LIFE: u32 = 1 << 31;
 /// In the head's flags: the table's entries may have owners.
@@ -53,7 +54,9 @@ const KEY_BYTES_MAX: u32 = 255;
 const RECORD_HEAD: usize = 8;
 
 const HEAD_BYTES: u64 = size_of::<Head>() as u64;
-const _: () = assert!(HEAD_BYTES == 128 && BLOCK_HEAD_BYTES == 32 && LAST_BYTES == 72);
+/// In the versions before.
+const HEAD_BYTES_BEFORE: u64 = 128;
+const _: () = assert!(HEAD_BYTES == 144 && BLOCK_HEAD_BYTES == 32 && LAST_BYTES == 72);
 const BLOCK_HEAD_BYTES: u64 = size_of::<BlockHead>() as u64;
 const LAST_BYTES: u64 = BLOCK_HEAD_BYTES + size_of::<Counts>() as u64;
 
@@ -86,6 +89,9 @@ struct Head {
     made_ns: u64,
     /// [`WITH_OWNERS`], or 0.
     flags: u64,
+    /// Of the table's log, and the first record that may not be in the snapshot. 0: the table had none.
+    log_id: u64,
+    log_from: u64,
 }
 
 /// The head of a block, as the file has it.
@@ -120,8 +126,13 @@ struct Counts {
 }
 
 impl Head {
+    /// Bytes of the head, as its version has it.
+    fn len(&self) -> u64 {
+        if VERSIONS_BEFORE.contains(&self.version) { HEAD_BYTES_BEFORE } else { HEAD_BYTES }
+    }
+
     fn sum(&self) -> u32 {
-        let bytes = bytemuck::bytes_of(self);
+        let bytes = &bytemuck::bytes_of(self)[..self.len() as usize];
         crc::append(crc::append(0, &bytes[..12]), &bytes[16..])
     }
 }
@@ -169,6 +180,17 @@ pub struct SnapshotTerms {
     pub made: Option<SystemTime>,
     /// Whether its entries may have owners. `false` in a snapshot of an older version, which does not say it.
     pub has_owners: bool,
+    /// Where its log goes on from the snapshot, if it has one.
+    pub log: Option<LogPosition>,
+}
+
+/// A record of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogPosition {
+    /// The log's number, random.
+    pub id: u64,
+    /// The first record whose change may not be in the snapshot.
+    pub from: u64,
 }
 
 impl SnapshotTerms {
@@ -187,6 +209,7 @@ impl SnapshotTerms {
             began,
             made: None,
             has_owners: geometry.has_owners(),
+            log: None,
         }
     }
 
@@ -214,6 +237,8 @@ impl SnapshotTerms {
             heap_bytes: self.heap_bytes,
             made_ns: self.made.map_or(0, since_1970),
             flags: if self.has_owners { WITH_OWNERS } else { 0 },
+            log_id: self.log.map_or(0, |log| log.id),
+            log_from: self.log.map_or(0, |log| log.from),
         };
         Head { crc: head.sum(), ..head }
     }
@@ -251,7 +276,9 @@ impl SnapshotTerms {
             made: Some(head.made_ns)
                 .filter(|&ns| ns > 0 && head.version != VERSION_WITHOUT_LIFE)
                 .map(|ns| UNIX_EPOCH + Duration::from_nanos(ns)),
-            has_owners: head.version == SNAPSHOT_VERSION && head.flags & WITH_OWNERS != 0,
+            has_owners: head.version > VERSION_WITHOUT_OWNERS && head.flags & WITH_OWNERS != 0,
+            log: (head.version == SNAPSHOT_VERSION && head.log_id != 0)
+                .then_some(LogPosition { id: head.log_id, from: head.log_from }),
         })
     }
 }

@@ -2,8 +2,9 @@
 //! used before its CRC fits, and nothing is allocated for bytes that the file does not have.
 
 use super::{
-    BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCK_MARK, BlockHead, Counts, HEAD_BYTES, Head, LAST_BYTES, LAST_MARK,
-    RECORD_HEAD, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, VERSIONS_BEFORE, take_record,
+    BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCK_MARK, BlockHead, Counts, HEAD_BYTES, HEAD_BYTES_BEFORE, Head,
+    LAST_BYTES, LAST_MARK, RECORD_HEAD, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms,
+    VERSIONS_BEFORE, take_record,
 };
 use crate::faults::{Rule, by_rule};
 use crate::files::{self, FileError};
@@ -125,6 +126,7 @@ pub struct Snapshot {
     file: File,
     bytes: u64,
     id: u64,
+    head_bytes: u64,
     terms: SnapshotTerms,
     counts: Counts,
 }
@@ -184,7 +186,8 @@ impl Snapshot {
         }
         let terms = SnapshotTerms::nothing();
         let bytes = about.st_size as u64;
-        let mut it = Snapshot { path: path.into(), file, bytes, id: 0, terms, counts: Counts::default() };
+        let (id, head_bytes, counts) = (0, HEAD_BYTES, Counts::default());
+        let mut it = Snapshot { path: path.into(), file, bytes, id, head_bytes, terms, counts };
         it.read_head()?;
         Ok(it)
     }
@@ -197,7 +200,8 @@ impl Snapshot {
         if !there.starts_with(magic) || there.is_empty() {
             return Err(SnapshotError::Foreign { path: self.path.clone() });
         }
-        if there.len() < HEAD_BYTES as usize {
+        let len = there.len() as u64;
+        if len < HEAD_BYTES_BEFORE || !VERSIONS_BEFORE.contains(&head.version) && len < HEAD_BYTES {
             return Err(self.cut("the head"));
         }
         if head.version != SNAPSHOT_VERSION && !VERSIONS_BEFORE.contains(&head.version) {
@@ -208,13 +212,13 @@ impl Snapshot {
         }
         self.terms = SnapshotTerms::from_head(&head)
             .map_err(|(byte, field)| self.damaged(byte, &format!("{field} is out of range")))?;
-        self.id = head.id;
+        (self.id, self.head_bytes) = (head.id, head.len());
         Ok(())
     }
 
     /// Reads the counts at the end. If they are not there, looks for the byte that is to blame.
     fn read_counts(&mut self) -> Result<(), SnapshotError> {
-        let at = self.bytes.checked_sub(LAST_BYTES).filter(|&at| at >= HEAD_BYTES);
+        let at = self.bytes.checked_sub(LAST_BYTES).filter(|&at| at >= self.head_bytes);
         let found = at.map(|at| self.counts_at(at)).transpose()?.flatten();
         match found {
             Some(counts) => self.counts = counts,
@@ -269,7 +273,7 @@ impl Snapshot {
         let SnapshotContent { keys, damaged, ended, .. } = self.content();
         let began = self.terms.began;
         let took = ended.duration_since(began).unwrap_or_default();
-        Saved { began, took, keys, bytes: self.bytes, damaged }
+        Saved { began, took, keys, bytes: self.bytes, damaged, log: self.terms.log }
     }
 
     /// Reads every byte and checks it. `progress` hears now and then how many bytes were read.
@@ -302,7 +306,7 @@ impl Snapshot {
     pub fn blocks(&self) -> SnapshotBlocks<'_> {
         SnapshotBlocks {
             of: self,
-            at: HEAD_BYTES,
+            at: self.head_bytes,
             number: 0,
             seen: Counts::default(),
             has_gap: false,
@@ -550,6 +554,7 @@ impl SnapshotTerms {
             began: UNIX_EPOCH,
             made: None,
             has_owners: false,
+            log: None,
         }
     }
 }

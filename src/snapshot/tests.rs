@@ -70,7 +70,7 @@ fn golden_snapshot() {
 
     let mut head = Vec::new();
     head.extend(b"ONESNAP\0");
-    head.extend(word(4));
+    head.extend(word(5));
     head.extend([0; 4]);
     head.extend(id.to_le_bytes());
     head.extend(geometry.generation().to_le_bytes());
@@ -79,7 +79,7 @@ fn golden_snapshot() {
     [1, 2, 1, 8, 0, 32, 200, 256].into_iter().for_each(|n| head.extend(word(n)));
     head.extend(1000u64.to_le_bytes());
     head.extend(2_000_000u64.to_le_bytes());
-    head.resize(128, 0);
+    head.resize(144, 0);
     let crc = sum(&[&head[..12], &head[16..]]);
     head[12..16].copy_from_slice(&crc);
 
@@ -120,26 +120,35 @@ fn golden_snapshot() {
     {
         let mut bad = bytes.clone();
         bad[byte..byte + 4].copy_from_slice(&word(value));
-        let crc = sum(&[&bad[..12], &bad[16..128]]);
+        let crc = sum(&[&bad[..12], &bad[16..144]]);
         bad[12..16].copy_from_slice(&crc);
         fs::write(&path, bad).unwrap();
         let error = Snapshot::open(&path).unwrap_err();
         assert!(matches!(error, SnapshotError::Damaged { byte: b, .. } if b == byte as u64), "{error}");
         assert!(error.to_string().contains(field), "{error}");
     }
-    // An older one says nothing of owners, a newer one is refused.
+    // An older one says nothing of owners, or of a log; a newer one is refused.
     let with_version = |version: u8| {
         let mut other = bytes.clone();
-        (other[8], other[120]) = (version, 1);
-        let crc = sum(&[&other[..12], &other[16..128]]);
+        (other[8], other[120], other[128], other[136]) = (version, 1, 3, 9);
+        if version < 5 {
+            other.drain(128..144);
+        }
+        let crc = sum(&[&other[..12], &other[16..if version < 5 { 128 } else { 144 }]]);
         other[12..16].copy_from_slice(&crc);
         fs::write(&path, other).unwrap();
         Snapshot::open(&path)
     };
-    for (version, has_owners) in [(2, false), (3, false), (4, true)] {
-        assert_eq!(with_version(version).unwrap().terms().has_owners, has_owners, "{version}");
+    let position = Some(LogPosition { id: 3, from: 9 });
+    for (version, has_owners, log) in
+        [(2, false, None), (3, false, None), (4, true, None), (5, true, position)]
+    {
+        let snapshot = with_version(version).unwrap();
+        let terms = snapshot.terms();
+        assert_eq!((terms.has_owners, terms.log), (has_owners, log), "{version}");
+        assert_eq!(snapshot.check(&mut |_| {}).unwrap().keys, 2, "{version}");
     }
-    for found in [1, 5] {
+    for found in [1, 6] {
         let refused = with_version(found as u8);
         assert!(
             matches!(refused, Err(SnapshotError::Version { found: it, .. }) if it == found),
@@ -252,7 +261,7 @@ fn any_damage_is_noticed() {
         if let SnapshotError::Damaged { byte, .. } = error {
             // A field is named by its first byte, records and heads by theirs.
             assert!(byte <= at as u64, "byte {at}: {error}");
-            assert!(at < 128 || at as u64 - byte < 700, "byte {at}: {error}");
+            assert!(at < 144 || at as u64 - byte < 700, "byte {at}: {error}");
         }
         assert!(target.is_empty());
     };
@@ -280,7 +289,7 @@ fn blocks_belong_to_their_snapshot_and_place() {
     let (_dir, path, _) = made(&many);
     let (_other_dir, other, _) = made(&many);
     let (good, other) = (fs::read(&path).unwrap(), fs::read(other).unwrap());
-    let mut starts = vec![128];
+    let mut starts = vec![144];
     while starts.last().unwrap() + LAST_BYTES as usize != good.len() {
         let at = *starts.last().unwrap();
         starts.push(at + 32 + u32::from_le_bytes(good[at + 4..at + 8].try_into().unwrap()) as usize);
@@ -290,7 +299,7 @@ fn blocks_belong_to_their_snapshot_and_place() {
     let block = |n: usize| &good[starts[n]..starts[n + 1]];
     let rest = &good[starts[3]..];
     for (what, bytes) in [
-        ("swapped", [&good[..128], block(1), block(0), block(2), rest].concat()),
+        ("swapped", [&good[..144], block(1), block(0), block(2), rest].concat()),
         ("twice", [&good[..starts[3]], block(2), rest].concat()),
         ("left out", [&good[..starts[2]], rest].concat()),
         ("of another", [&good[..starts[2]], &other[starts[2]..starts[3]], rest].concat()),
@@ -311,7 +320,7 @@ fn whole_blocks_of_a_damaged_snapshot() {
     let (_dir, path, _) = made(&filled(700, 3_000));
     let good = fs::read(&path).unwrap();
     let all = records(&path).unwrap();
-    for at in [128, 128 + 5, 128 + 40, 600_000, good.len() - 30] {
+    for at in [144, 144 + 5, 144 + 40, 600_000, good.len() - 30] {
         let mut bad = good.clone();
         bad[at] ^= 4;
         fs::write(&path, bad).unwrap();

@@ -2,8 +2,8 @@
 //! takes the place of the old one.
 
 use super::{
-    BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, Record, SnapshotTerms, append_record, since_1970,
-    take_record,
+    BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, LogPosition, Record, SnapshotTerms, append_record,
+    since_1970, take_record,
 };
 use crate::base::random;
 use crate::files::{self, FileError, LockFile};
@@ -145,6 +145,8 @@ pub struct Saved {
     /// Slots of the table that were damaged. What stood there is not in the snapshot. 0 unless
     /// somebody else has written into the region.
     pub damaged: u64,
+    /// Where the table's log goes on from it, if it has one.
+    pub log: Option<LogPosition>,
 }
 
 /// The path of a snapshot, locked: nobody else makes snapshots there meanwhile.
@@ -270,6 +272,7 @@ pub(crate) struct SnapshotWriter<'a> {
     id: u64,
     began: Instant,
     began_at: SystemTime,
+    log: Option<LogPosition>,
     /// Records that no block has yet.
     records: Vec<u8>,
     blocks: u64,
@@ -301,6 +304,7 @@ impl<'a> SnapshotWriter<'a> {
             id,
             began: Instant::now(),
             began_at: terms.began,
+            log: terms.log,
             records: Vec::with_capacity(2 * BLOCK_BYTES),
             blocks: 0,
             written: 0,
@@ -396,6 +400,7 @@ impl<'a> SnapshotWriter<'a> {
         folder.map_err(failed(SaveStep::SyncName))?;
         Ok(Saved {
             began: self.began_at,
+            log: self.log,
             took: self.began.elapsed(),
             keys: counts.records,
             bytes: self.written,

@@ -1,5 +1,6 @@
 //! What is done while a change waits between its decision and its effect.
 
+use oneread::LeftCause;
 use oneread::internals::index::{Awaited, Decision, KeyChange, KeyPlace, Seams, Withdrawn};
 
 /// Does something while the next change waits.
@@ -34,7 +35,7 @@ impl Awaited for Act {
 }
 
 impl Seams for Meanwhile {
-    fn decided(&self, _change: &KeyChange<'_>) -> Decision {
+    fn decided(&self, _change: &KeyChange<'_>, _: LeftCause) -> Decision {
         match self.0.lock().unwrap().take() {
             Some(act) => Decision::After(Box::new(Act(act))),
             None => Decision::Now,

@@ -16,6 +16,7 @@ mod far;
 mod hints;
 mod identity;
 mod lives;
+mod logged;
 mod long_model;
 mod owners;
 mod pieces;

@@ -2,6 +2,7 @@
 //! gives back all that it held, and leaves the other as it is. The clock stands still until it is moved, so that times are
 //! exact.
 
+use oneread::LeftCause;
 use oneread::embedded::{Clock, Index, KeyCursor, StartSession};
 use oneread::error::{PutError, StartBound};
 use oneread::internals::index::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, Withdrawn, driven};
@@ -294,7 +295,7 @@ impl Awaited for IsWithdrawn {
 }
 
 impl Seams for WithdrawsRemovals {
-    fn decided(&self, change: &KeyChange<'_>) -> Decision {
+    fn decided(&self, change: &KeyChange<'_>, _: LeftCause) -> Decision {
         let one_less = |left: u32| left.checked_sub(u32::from(change.what == Changed::Left));
         match self.0.fetch_update(Relaxed, Relaxed, one_less) {
             Ok(_) if change.what == Changed::Left => Decision::After(Box::new(IsWithdrawn)),

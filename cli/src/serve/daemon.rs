@@ -33,7 +33,9 @@ pub fn log_file(address: &Address, named: Option<&Path>) -> Result<PathBuf> {
             path.into()
         }
         (None, _) => {
-            bail!("over verbs and TCP there is no socket to put a log beside; name its file with --log FILE")
+            bail!(
+                "over verbs and TCP there is no socket to put a log beside; name its file with --log-file FILE"
+            )
         }
     };
     Ok(std::path::absolute(path)?)
@@ -105,7 +107,7 @@ fn open_log(path: &Path) -> Result<File> {
         }
         opened => opened.map_err(anyhow::Error::from),
     };
-    opened.with_context(|| format!("opening the log {}; --log names another file", path.display()))
+    opened.with_context(|| format!("opening the log {}; --log-file names another file", path.display()))
 }
 
 fn said_since(log: &mut File, offset: u64) -> Result<Vec<u8>> {

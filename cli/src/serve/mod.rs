@@ -27,8 +27,8 @@ use oneread::internals::peer::DescriptorShare;
 use oneread::internals::region::Backing;
 use oneread::internals::verbs::Wait;
 use oneread::{
-    Address, Config, Evict, ServeError, ServerConfig, ServerTls, Snapshots, StartLimits, StartMode,
-    TableSize, TcpAddress, Token,
+    Address, Config, Evict, Fsync, LogConfig, ServeError, ServerConfig, ServerTls, Snapshots, StartLimits,
+    StartMode, TableSize, TcpAddress, Token,
     embedded::MemoryShare,
     layout::{Geometry, Layout},
 };
@@ -51,6 +51,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use systemd::{Said, notify};
 use told::{show_start, size_of};
 use undo::Ready;
+
+/// When a log is on the disk.
+fn fsync(text: &str) -> Result<Fsync, String> {
+    match text {
+        "always" => Ok(Fsync::Always),
+        "1s" => Ok(Fsync::EverySecond),
+        "never" => Ok(Fsync::Never),
+        _ => Err("always, 1s or never".into()),
+    }
+}
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
@@ -183,6 +193,16 @@ pub struct Serve {
     /// Also write a snapshot every so often, as in 60s, 1m30s, 1h
     #[arg(long, value_name = "TIME", value_parser = some_time, requires = "snapshot")]
     snapshot_every: Option<Period>,
+    /// The folder for a log, in which each change is before it is answered: it survives a power cut. Without --snapshot, the
+    /// snapshots from which it goes on are in it, too
+    #[arg(long, value_name = "DIR")]
+    log: Option<PathBuf>,
+    /// When the log is on the disk: before a change is answered, or every second, or when the system writes it
+    #[arg(long, value_name = "WHEN", value_parser = fsync, default_value = "always", requires = "log")]
+    fsync: Fsync,
+    /// Go on without this record of a damaged log and all later ones
+    #[arg(long, value_name = "NUMBER", requires = "log")]
+    log_truncate_at: Option<u64>,
     /// Begin a new table with the keys of this snapshot, and of its layout and size if no others are
     /// given
     #[arg(long, value_name = "FILE")]
@@ -274,7 +294,7 @@ pub struct Serve {
     daemonize: bool,
     /// The file for messages of a server in the background [default: beside its socket, .log]
     #[arg(long, value_name = "FILE", requires = "background")]
-    log: Option<PathBuf>,
+    log_file: Option<PathBuf>,
     /// Write the number of the server's process into this file when it serves
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
@@ -334,9 +354,13 @@ impl Serve {
             "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"
         );
         if self.daemonize {
-            return daemon::start(&self.at.address(), self.log.as_deref());
+            return daemon::start(&self.at.address(), self.log_file.as_deref());
         }
         let index = self.index.table()?;
+        ensure!(
+            self.log.is_none() || !self.is_node(),
+            "a node of a cluster has no log: its copies are what outlives it; leave --log or --cluster out"
+        );
         ensure!(
             index.is_none() || !self.is_node(),
             "an index is a table of one server, and a node of a cluster has none; leave --index or --cluster out"
@@ -350,7 +374,7 @@ impl Serve {
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let address = self.at.address();
         let source = self.source();
-        let base = source.map(|path| snapshot::config_for(path, self.layout)).transpose();
+        let base = source.map(|path| snapshot::config_for(&path, self.layout)).transpose();
         // A table that is taken over has terms of its own, and needs no snapshot that can be read.
         let (backing, is_taken_over) = if self.anonymous {
             (Backing::Anonymous, false)
@@ -479,6 +503,11 @@ impl Serve {
             .ttl(self.ttl.map(|Period(ttl)| ttl))
             .timed(self.is_timed())
             .evict(self.evict)
+            .log(
+                self.log
+                    .as_ref()
+                    .map(|path| LogConfig::new(path).fsync(self.fsync).truncate_at(self.log_truncate_at)),
+            )
             .snapshots(
                 self.snapshot
                     .as_ref()
@@ -537,9 +566,10 @@ impl Serve {
     }
 
     /// The snapshot that a new table begins with.
-    fn source(&self) -> Option<&Path> {
-        let own = self.snapshot.as_deref().filter(|path| path.symlink_metadata().is_ok());
-        self.restore.as_deref().or(own)
+    fn source(&self) -> Option<PathBuf> {
+        let in_log = self.log.as_ref().map(|path| path.join("snapshot"));
+        let own = self.snapshot.clone().or(in_log).filter(|path| path.symlink_metadata().is_ok());
+        self.restore.clone().or(own)
     }
 
     /// How much a table may take of which the user has not said how large it may be. `None`: the user
@@ -818,7 +848,7 @@ mod tests {
         let own = dir.path().join("own").display().to_string();
         let source = |options: &[&str]| {
             let serve = <Command as clap::Parser>::parse_from(["oneread"].iter().chain(options)).serve;
-            serve.source().map(Path::to_path_buf)
+            serve.source()
         };
         assert_eq!(source(&["--snapshot", &own]), None);
         assert_eq!(source(&["--snapshot", &own, "--restore", "other"]), Some("other".into()));

@@ -102,7 +102,7 @@ impl Serve {
             (None, Some(from)) => format!(
                 "new, with {} of {}, in {}",
                 show::counted(from.keys, "key"),
-                self.source().map_or("a snapshot".into(), show::path),
+                self.source().map_or("a snapshot".into(), |path| show::path(&path)),
                 show::time(from.took)
             ),
             (None, None) => "new".into(),

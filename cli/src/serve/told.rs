@@ -59,6 +59,7 @@ pub fn show_start(at: StartProgress) {
     let (doing, has_done) = match at.step {
         StartStep::Make => ("making the table", "made"),
         StartStep::Survey => ("taking over", "looked through"),
+        StartStep::Replay => ("making changes of the log again", "made"),
         StartStep::Register => ("registering", "registered"),
         StartStep::Restore => ("restoring", "checked and restored, reading"),
         _ => return,

@@ -12,6 +12,7 @@ mod indexes;
 mod installed;
 #[cfg(feature = "lab")]
 mod lab;
+mod logs;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "lab")]

@@ -334,12 +334,12 @@ fn a_strangers_log_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
     let at = format!("shm:{}", dir.path().join("sock").display());
-    let serve = ["serve", "--daemonize", "--anonymous", "--slots", "64", "--at", &at, "--log"];
+    let serve = ["serve", "--daemonize", "--anonymous", "--slots", "64", "--at", &at, "--log-file"];
     let serve = |log: &Path| run(&[&serve[..], &[log.to_str().unwrap()]].concat());
     std::fs::write(&log, "").unwrap();
     std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o622)).unwrap();
     let refused = stderr(&expect(serve(&log), 1));
-    assert!(refused.contains("--log names another file") && refused.contains("chmod go-w"), "{refused}");
+    assert!(refused.contains("--log-file names another file") && refused.contains("chmod go-w"), "{refused}");
     if rustix::process::getuid().is_root() {
         std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::chown(&log, Some(7), None).unwrap();
@@ -349,7 +349,7 @@ fn a_strangers_log_is_refused() {
     // Some devices never end.
     for device in ["/dev/zero", "/dev/full", "/dev/urandom"] {
         let refused = stderr(&expect(serve(Path::new(device)), 1));
-        assert!(refused.contains("--log names another file"), "{refused}");
+        assert!(refused.contains("--log-file names another file"), "{refused}");
     }
     expect(serve(Path::new("/dev/null")), 0);
     expect(run(&["stop", "--at", &at]), 0);

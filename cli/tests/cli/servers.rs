@@ -270,7 +270,7 @@ fn a_server_in_the_background_is_there_and_gone() {
     assert!(none.contains("no server at"), "{none}");
 
     let log = file("other.log");
-    let ready = json(&expect(run(&[&serve[..], &["--json", "--log", &log]].concat()), 0));
+    let ready = json(&expect(run(&[&serve[..], &["--json", "--log-file", &log]].concat()), 0));
     assert_eq!((&ready["event"], &ready["log"]), (&"ready".into(), &log.into()));
     assert_eq!(stdout(&expect(run(&["get", "k", "--at", &at]), 0)), "v\n");
     let stopped = json(&expect(run(&["stop", "--json", "--at", &at]), 0));

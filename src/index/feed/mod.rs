@@ -234,7 +234,7 @@ mod loom_tests {
         let other = {
             let feed = Arc::clone(&feed);
             loom::thread::spawn(move || {
-                let change = KeyChange { what: Changed::Left, key: b"key", value: None, owner: 0 };
+                let change = KeyChange { what: Changed::Left, key: b"key", value: None, owner: 0, expiry: 0 };
                 feed.tell(change, LeftCause::Removed, 0, |_| false);
             })
         };

@@ -291,7 +291,7 @@ mod tests {
 
     fn change<'c>(key: &'c [u8], value: Option<&'c [u8]>) -> KeyChange<'c> {
         let what = if value.is_some() { Changed::Replaced } else { Changed::Left };
-        KeyChange { what, key, value: value.map(SlotValue::Inline), owner: 0 }
+        KeyChange { what, key, value: value.map(SlotValue::Inline), owner: 0, expiry: 0 }
     }
 
     fn push(ring: &ChangeRing, key: &[u8], value: Option<&[u8]>) -> bool {
@@ -447,7 +447,8 @@ mod loom_tests {
 
     fn push(ring: &ChangeRing, byte: u8) {
         let value = SlotValue::Inline(&[byte; 16][..]);
-        let change = KeyChange { what: Changed::Came, key: &[byte; 8], value: Some(value), owner: 0 };
+        let change =
+            KeyChange { what: Changed::Came, key: &[byte; 8], value: Some(value), owner: 0, expiry: 0 };
         ring.ask();
         assert!(ring.push(&mut ring.turn(), &change, LeftCause::Removed));
     }

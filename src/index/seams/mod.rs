@@ -14,6 +14,7 @@ mod tests;
 mod turns;
 
 use crate::faults::{Rule, broken};
+use crate::index::feed::LeftCause;
 use crate::index::slots::HeldRoom;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::SlotIx;
@@ -56,6 +57,8 @@ pub struct KeyChange<'c> {
     pub value: Option<SlotValue<'c>>,
     /// The owner of the entry from then on; 0: nobody.
     pub owner: u16,
+    /// The tick with which the entry ends from then on; 0: it does not end by itself.
+    pub expiry: u32,
 }
 
 /// The slot of a key that has changed. If the key has left, its slot before.
@@ -75,8 +78,9 @@ pub struct KeyPlace {
 ///
 /// Both calls are made under locks: they should be short, and may not use the table.
 pub trait Seams: Debug + Send + Sync {
-    /// A change is about to be made. There is room for it, and no reader sees it yet.
-    fn decided(&self, change: &KeyChange<'_>) -> Decision;
+    /// A change is about to be made. There is room for it, and no reader sees it yet. `cause`: why the key leaves, if it
+    /// does.
+    fn decided(&self, change: &KeyChange<'_>, cause: LeftCause) -> Decision;
 
     /// A change was made. Every look that begins from now on sees it. May not panic.
     fn done(&self, change: &KeyChange<'_>, at: KeyPlace);
@@ -108,9 +112,9 @@ pub struct Withdrawn;
 impl<'c> KeyChange<'c> {
     #[inline(always)]
     fn with_value(what: Changed, key: &'c [u8], value: Stored<'c>) -> KeyChange<'c> {
-        let owner = value.owner();
+        let (owner, expiry) = (value.owner(), value.expiry());
         let value = value.as_reference().map_or(SlotValue::Inline(value.bytes()), SlotValue::Extent);
-        KeyChange { what, key, value: Some(value), owner }
+        KeyChange { what, key, value: Some(value), owner, expiry }
     }
 
     #[inline(always)]
@@ -124,12 +128,12 @@ impl<'c> KeyChange<'c> {
     }
 
     pub(in crate::index) fn owner_gone(owner: u16) -> KeyChange<'static> {
-        KeyChange { what: Changed::Left, key: &[], value: None, owner }
+        KeyChange { what: Changed::Left, key: &[], value: None, owner, expiry: 0 }
     }
 
     #[inline(always)]
     pub(in crate::index) fn left(key: &'c [u8]) -> KeyChange<'c> {
-        KeyChange { what: Changed::Left, key, value: None, owner: 0 }
+        KeyChange { what: Changed::Left, key, value: None, owner: 0, expiry: 0 }
     }
 
     /// The change as a reader sees it, for whom hidden entries are absent (O3). `before` and `after`: whether the entry
@@ -158,7 +162,11 @@ pub(in crate::index) trait Between: Copy {
     /// # Errors
     /// The change has to wait. The caller holds its room, releases all locks, calls [`Between::wait`], and makes the
     /// change again from the beginning.
-    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>) -> Result<(), Self::MustWait>;
+    fn decided<'c>(
+        self,
+        change: impl FnOnce() -> KeyChange<'c>,
+        cause: LeftCause,
+    ) -> Result<(), Self::MustWait>;
 
     /// The change is made. The caller holds the key's lock.
     fn done<'c>(self, change: impl FnOnce() -> KeyChange<'c>, at: impl FnOnce() -> KeyPlace);
@@ -188,7 +196,7 @@ impl Between for Nobody {
     const MAY_WAIT: bool = false;
 
     #[inline(always)]
-    fn decided<'c>(self, _: impl FnOnce() -> KeyChange<'c>) -> Result<(), Infallible> {
+    fn decided<'c>(self, _: impl FnOnce() -> KeyChange<'c>, _: LeftCause) -> Result<(), Infallible> {
         Ok(())
     }
 
@@ -252,11 +260,11 @@ impl Between for &Turn<'_> {
     type MustWait = ();
     const MAY_WAIT: bool = true;
 
-    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>) -> Result<(), ()> {
+    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) -> Result<(), ()> {
         if self.may_go_on.get() {
             return Ok(());
         }
-        match self.seams.decided(&change()) {
+        match self.seams.decided(&change(), cause) {
             // L13
             Decision::After(awaited) if !broken(Rule::WaitFirst) => {
                 self.awaited.set(Some(awaited));

@@ -9,6 +9,7 @@ use crate::fabric::shm::Shm;
 use crate::faults::{Broken, Rule};
 use crate::faults::{all_broken, break_all};
 use crate::index::Index;
+use crate::index::feed::LeftCause;
 use crate::index::growth::pace::Pace;
 use crate::index::slots::Note;
 use crate::index::whole::Table;
@@ -125,7 +126,7 @@ impl Ear {
 }
 
 impl Seams for Ear {
-    fn decided(&self, change: &KeyChange<'_>) -> Decision {
+    fn decided(&self, change: &KeyChange<'_>, _: LeftCause) -> Decision {
         lock_std(&self.decided).push(heard(change));
         match lock_std(&self.gates).remove(change.key) {
             Some(gate) => Decision::After(Box::new(AtGate(gate))),
@@ -602,7 +603,7 @@ struct SomeTurns {
 }
 
 impl Seams for Watching {
-    fn decided(&self, change: &KeyChange<'_>) -> Decision {
+    fn decided(&self, change: &KeyChange<'_>, _: LeftCause) -> Decision {
         let (number, onlooker) = (number(change.key), &self.0);
         let was = onlooker.left(number);
         if was.is_none() != (change.what == Changed::Came) {

@@ -1,0 +1,191 @@
+//! A server that begins with a log: what it has is made again, and it goes on from there (Y).
+
+use super::config::ServerConfig;
+use super::error::ServeError;
+use crate::faults::{Rule, kept};
+use crate::index::Index;
+use crate::index::start::{Start, StartStep};
+use crate::log::{Fsync, LogError, LogOnDisk, LogRecord, LoggedTable};
+use crate::outcome::PutError;
+use crate::region::table_clock::boot_of_host;
+use crate::snapshot::{LogPosition, Snapshot, since_1970};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A log, until its table is ready.
+#[derive(Debug)]
+pub(super) struct LogStart {
+    path: PathBuf,
+    fsync: Fsync,
+    log: LogOnDisk,
+    /// The table has keys that no snapshot of the log's has.
+    pub needs_snapshot: bool,
+    /// How many changes were made again.
+    pub replayed: u64,
+}
+
+impl LogStart {
+    /// Looks at the log that a server is to have.
+    pub fn look(config: &ServerConfig) -> Result<Option<LogStart>, ServeError> {
+        let Some(log) = &config.log else { return Ok(None) };
+        let path = log.path.clone();
+        let looked = LogOnDisk::look(&path, log.truncate_at);
+        let looked = looked.map_err(|source| ServeError::Log { path: path.clone(), source })?;
+        if looked.cut() > 0 {
+            tracing::info!(bytes = looked.cut(), path = %path.display(), "the end of the log was not synced, and is cut off");
+        }
+        Ok(Some(LogStart { path, fsync: log.fsync, log: looked, needs_snapshot: false, replayed: 0 }))
+    }
+
+    fn failed(&self, source: LogError) -> ServeError {
+        ServeError::Log { path: self.path.clone(), source }
+    }
+
+    /// Makes what the log has since a snapshot again, in a new table with its keys.
+    pub fn after_snapshot(
+        &mut self,
+        index: &Index,
+        snapshot: Option<&Snapshot>,
+        start: &Start,
+    ) -> Result<(), ServeError> {
+        let (records, is_new) = (self.log.records(), self.log.is_new());
+        let other = |what: &str| LogError::OtherSnapshot { first: records.start, what: what.to_owned() };
+        let position = snapshot.map(|snapshot| snapshot.terms().log);
+        let from = match position {
+            None if is_new || records.start == 1 => 1,
+            None => return Err(self.failed(other("there is no snapshot"))),
+            Some(None) if is_new => {
+                self.needs_snapshot = true;
+                1
+            }
+            Some(None) => return Err(self.failed(other("the snapshot is of a table without a log"))),
+            // A folder whose files were lost: the snapshot has all that it can say.
+            Some(Some(_)) if is_new => {
+                self.needs_snapshot = true;
+                1
+            }
+            Some(Some(LogPosition { id, .. })) if id != self.log.id() => {
+                return Err(self.failed(other("the snapshot is of another log")));
+            }
+            Some(Some(LogPosition { from, .. })) if from < records.start => {
+                return Err(self.failed(other(&format!("the snapshot ends before record {from}"))));
+            }
+            Some(Some(LogPosition { from, .. })) => from,
+        };
+        self.log.begin_at(from).map_err(|source| ServeError::Log { path: self.path.clone(), source })?;
+        let mut failed = None;
+        self.each(from, start, |number, record, of| {
+            index.make_again(record, of).map_err(|source| failed = Some((number, source))).is_ok()
+        })?;
+        self.refused(failed)
+    }
+
+    /// Makes changes again that may not have been made in a table that is taken over, whose clients may read it: for each
+    /// key the last one only, so that nobody sees an older value (Y9).
+    pub fn after_takeover(&mut self, index: &Index, start: &Start) -> Result<(), ServeError> {
+        let Some(logged) = self.log.table() else {
+            self.needs_snapshot = true;
+            return Ok(());
+        };
+        if logged.boot != boot_of_host() {
+            return Err(self.failed(LogError::OtherBoot));
+        }
+        let was = (index.geometry().generation(), index.incarnation() - 1);
+        if (logged.generation, logged.incarnation) != was {
+            return Err(self.failed(LogError::OtherTable));
+        }
+        self.make_last_again(index, start)
+    }
+
+    fn make_last_again(&mut self, index: &Index, start: &Start) -> Result<(), ServeError> {
+        let from = self.log.applied();
+        let mut last = BTreeMap::new();
+        let mut owners = BTreeMap::new();
+        self.each(from, start, |number, record, _| {
+            match record {
+                LogRecord::Put { key, owner, .. } => {
+                    owners.remove(&owner);
+                    last.insert(key.to_vec(), number);
+                }
+                LogRecord::Remove { key } => drop(last.insert(key.to_vec(), number)),
+                LogRecord::OwnerGone { owner } => drop(owners.insert(owner, number)),
+            }
+            true
+        })?;
+        let mut failed = None;
+        self.each(from, start, |number, record, of| {
+            let made = match record {
+                LogRecord::Put { key, .. } | LogRecord::Remove { key }
+                    if kept(Rule::LogLast, || last.get(key) == Some(&number)) =>
+                {
+                    index.make_again(record, of)
+                }
+                LogRecord::OwnerGone { owner } if owners.get(&owner) == Some(&number) => {
+                    index.remove_owner(owner).map(drop)
+                }
+                _ => Ok(()),
+            };
+            made.map_err(|source| failed = Some((number, source))).is_ok()
+        })?;
+        self.refused(failed)
+    }
+
+    /// Shows all records from this one on.
+    fn each(
+        &mut self,
+        from: u64,
+        start: &Start,
+        mut show: impl FnMut(u64, LogRecord<'_>, &LoggedTable) -> bool,
+    ) -> Result<(), ServeError> {
+        /// Records between two looks whether the start goes on.
+        const LOOK_EVERY: u64 = 1_024;
+        let records = from..self.log.records().end.max(from);
+        if records.is_empty() {
+            return Ok(());
+        }
+        let (log, mut bytes) = (&self.log, 0);
+        let total = log.bytes_from(from);
+        let shown = start.step(StartStep::Replay, total, |done| {
+            log.replay(from, |number, record, of| {
+                bytes += record.bytes();
+                if number.is_multiple_of(LOOK_EVERY) {
+                    done(bytes.min(total));
+                    if start.is_cancelled() {
+                        return false;
+                    }
+                }
+                show(number, record, of)
+            })
+        });
+        shown.map_err(|source| self.failed(source))?;
+        self.replayed = records.end - records.start;
+        if start.is_cancelled() { Err(ServeError::Cancelled) } else { Ok(()) }
+    }
+
+    fn refused(&self, failed: Option<(u64, PutError)>) -> Result<(), ServeError> {
+        let failed =
+            failed.map(|(number, source)| ServeError::Replay { path: self.path.clone(), number, source });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The table, whose changes the log has from now on.
+    pub fn go_on(self, index: Index) -> Result<Index, ServeError> {
+        let table = LoggedTable {
+            generation: index.geometry().generation(),
+            incarnation: index.incarnation(),
+            made_ns: index.made().map_or(0, since_1970),
+            boot: boot_of_host(),
+        };
+        let path = self.path.clone();
+        let log = self.log.go_on(table, self.fsync).map_err(|source| ServeError::Log { path, source })?;
+        Ok(index.with_log(log))
+    }
+}
+
+/// Makes again what a log has, in a table that is taken over.
+#[cfg(all(test, feature = "sim", not(loom)))]
+pub(crate) fn made_again_of_test(log: LogOnDisk, index: &Index) {
+    let (path, fsync) = (PathBuf::new(), Fsync::Always);
+    let mut start = LogStart { path, fsync, log, needs_snapshot: false, replayed: 0 };
+    start.make_last_again(index, &Start::default()).unwrap();
+}
