@@ -38,7 +38,7 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 45] = [
+pub const NAMES: [Name; 46] = [
     name("`Backing::File`", "--region", "`region=`"),
     name("`Client::add`", "`oneread add`", "`Client.add`"),
     name("`Client::get`", "`oneread get`", "`Client.get`"),
@@ -64,6 +64,11 @@ pub const NAMES: [Name; 45] = [
     name("`PlacementIndex::drop_holder`", "another program of the index", "`PlacementIndex.drop_holder`"),
     name("`PlacementIndex::holder`", "another program of the index", "`PlacementIndex.holder`"),
     name("`PlacementTable::config`", "`oneread serve --index placement`", "`PlacementIndex.table()`"),
+    name(
+        "`PlacementTable::owners`",
+        "`oneread serve --index placement --owners`",
+        "`PlacementIndex.table(owners=True)`",
+    ),
     name(
         "`PlacementTable::single`",
         "`oneread serve --index placement`",
