@@ -76,7 +76,7 @@ PROGRAM = """
         ("location", lambda value: blocks.put(digest, [(1, value, 0, 1)]), COUNTS),
         ("location", lambda value: blocks.put(digest, [(1, 0, value, value)]), COUNTS),
         ("holders", PlacementIndex.table, COUNTS),
-        ("absent_for", lambda value: owners.holder("a", absent_for=value), TIMES), ("entries", owners.clean, COUNTS),
+        ("absent_for", lambda value: owners.holder("b", absent_for=value), TIMES), ("entries", owners.clean, COUNTS),
         ("start", lambda value: owners.add(holder, digest, start=value), COUNTS),
         ("start", lambda value: owners.remove(holder, digest, start=value), COUNTS),
         ("number", lambda value: stream.take(value, []), COUNTS),
