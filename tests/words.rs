@@ -16,7 +16,7 @@ use words::{Door, NAMES, said};
 const FILLED: [(&str, &[&str]); 3] = [
     ("`ServerConfig::{option}`", &["`ServerConfig::tls`"]),
     ("`Config::{what}_max`", &["`Config::key_max`", "`Config::value_max`"]),
-    ("`{make}`", &["`LocationIndex::config`", "`PlacementTable::config`"]),
+    ("`{make}`", &["`LocationIndex::config`", "`PlacementTable::config`", "`PlacementTable::owners`"]),
 ];
 
 fn root() -> PathBuf {

@@ -1,13 +1,16 @@
 //! Who has which bit: a reader's copy of the records, and the names.
 
 use crate::error::PrefixError;
+use crate::faults::{Rule, broken};
 use crate::holders::{self, Holder};
 use crate::names::{NameId, name_of};
+use crate::presence::{self, LOOK_EVERY};
 use crate::records::{Keeps, Record, records};
 use crate::sets::HolderSet;
 use oneread::Client;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The records of all bits, with the epoch that was READ before them. `crate::holders` says what the epoch proves.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +19,12 @@ pub(crate) struct Directory {
     records: Vec<Option<Record>>,
     /// Bits of those that keep no block without those before it.
     closed: HolderSet,
+    /// Whether some go by themselves.
+    may_go: bool,
+    /// Bits of those that are gone.
+    absent: HolderSet,
+    /// When it was looked for these last.
+    looked: Option<Instant>,
     /// An id has one name, for ever.
     names: HashMap<NameId, Arc<str>>,
 }
@@ -35,10 +44,35 @@ impl Directory {
         let epoch = holders::epoch(client)?;
         self.records = records(client, holders)?;
         self.closed = self.bits(|record| record.is_named() && record.keeps == Keeps::PrefixClosed);
+        self.may_go = self.records.iter().flatten().any(|record| record.owner != 0);
+        (self.absent, self.looked) = (HolderSet::default(), None);
         self.epoch = epoch;
         let records = &self.records;
         self.names.retain(|id, _| records.iter().flatten().any(|record| record.id == *id));
         Ok(())
+    }
+
+    /// Those of the live holders that are present. 2 READs for 64 bits, and 2 for each that goes by itself, where that was
+    /// not looked at lately.
+    pub fn present(
+        &mut self,
+        client: &mut Client,
+        holders: usize,
+        live: HolderSet,
+    ) -> Result<HolderSet, PrefixError> {
+        if !self.may_go || broken(Rule::AbsentGoes) {
+            return Ok(live);
+        }
+        if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            // Records as they are now: one that was claimed may be live (H6).
+            let now = records(client, holders)?;
+            let gone = presence::absent(client, &now)?;
+            let is_known =
+                |(bit, record): &(u16, Record)| self.record(*bit).is_some_and(|known| known.is_same(record));
+            self.absent = gone.into_iter().filter(is_known).map(|(bit, _)| bit).collect();
+            self.looked = Some(Instant::now());
+        }
+        Ok(if self.absent.is_empty() { live } else { live.and_not(&self.absent) })
     }
 
     /// Whether no bit was given to another holder since the records were READ. 1 READ.

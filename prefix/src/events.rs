@@ -2,9 +2,8 @@
 
 use crate::digests::Digests;
 use crate::error::PrefixError;
-use crate::holders::Holder;
+use crate::holders::{Holder, HolderOptions};
 use crate::placement::PlacementIndex;
-use crate::records::Keeps;
 
 /// A change of an engine's blocks, as vLLM (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`), SGLang and Dynamo
 /// publish them. Whoever hears them decodes them: numbers of 64 bits are digests of 8 bytes.
@@ -49,8 +48,8 @@ pub struct EventOutcome {
 #[derive(Clone, Debug)]
 pub struct EventStream {
     holder: Holder,
-    /// What it keeps from when it is cleared on.
-    keeps: Keeps,
+    /// How it is registered when it is cleared.
+    options: HolderOptions,
     /// The number of the next batch. `None` before the first.
     next: Option<u64>,
 }
@@ -64,8 +63,8 @@ impl EventStream {
         if index.is_grouped() {
             return Err(PrefixError::Grouped);
         }
-        let keeps = holder.asked;
-        Ok(EventStream { holder, keeps, next: None })
+        let options = holder.asked;
+        Ok(EventStream { holder, options, next: None })
     }
 
     /// The holder. It is another one, with the same name, after [`KvEvent::Cleared`].
@@ -112,7 +111,7 @@ impl EventStream {
     /// As [`PlacementIndex::drop_holder`] and [`PlacementIndex::holder`].
     pub fn clear(&mut self, index: &mut PlacementIndex) -> Result<(), PrefixError> {
         index.drop_holder(self.holder.name())?;
-        self.holder = index.holder_with(self.holder.name(), self.keeps)?;
+        self.holder = index.holder_with(self.holder.name(), self.options)?;
         Ok(())
     }
 

@@ -16,6 +16,12 @@ pub enum Rule {
     LookTwice,
     /// H4: a holder of whom events are missing is jumped over.
     GapStops,
+    /// H5: nobody looks who is not present any more.
+    AbsentGoes,
+    /// H6: a holder is live before it is present.
+    PresenceFirst,
+    /// H7: blocks are added for a holder that is gone.
+    AbsentAdds,
 }
 
 #[cfg(feature = "faults")]

@@ -4,7 +4,7 @@
 //! mask    '#' 'm'              ->  a bit for each live holder
 //! epoch   '#' 'g'              ->  a random number (u64); another one each time that a bit is given
 //! page    '#' 'h' page (u32)   ->  the records of 64 bits, one behind the other
-//! record: state (u8), what it keeps (u8), incarnation (u32), the name's id
+//! record: state (u8), what it keeps (u8), its owner (u16), incarnation (u32), the name's id
 //! ```
 //!
 //! A holder is its name, for ever, and so is its number, which follows from the name's hash. Its bit is another one
@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | registration begins | free | claimed, with a new incarnation |
 //! | registration ends: the epoch was changed | claimed | live |
-//! | another one registers the same name | claimed | free |
+//! | another one registers the same name, or has drawn the same owner | claimed | free |
 //! | drop | live | leaving |
 //! | cleaning begins | no record | leaving, with a new incarnation |
 //! | cleaning begins | claimed | leaving |
@@ -34,6 +34,8 @@
 //!
 //! Who has claimed a bit looks at all records again before he goes on. He gives the bit up if he sees his name at
 //! another one. Of two who register a name, the later one to claim sees the other's claim. So a name has one live bit.
+//!
+//! A holder that goes by itself is dropped by others: `crate::presence`.
 //!
 //! Who registers pins mask, epoch, page and name; who cleans pins the pages. Pins end with a connection, and with
 //! the server.
@@ -60,34 +62,81 @@
 //! then nobody is live: lookups are too short, and none is wrong.
 
 use crate::error::PrefixError;
+use crate::faults::{Rule, broken};
 use crate::names::{NameId, id_of, name_of, number_of, pin_name, pin_once, put_name};
+use crate::presence::{self, Presence};
 use crate::records::{self, Keeps, Record, State, record_of, records, swap};
 use crate::sets::HolderSet;
 use oneread::error::{MutateError, PartError};
 use oneread::{Client, PartChange, Tell};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 const MASK: &[u8] = b"#m";
 const EPOCH: &[u8] = b"#g";
 
+/// How a holder is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderOptions {
+    /// Which blocks it has.
+    pub keeps: Keeps,
+    /// It goes by itself: when nobody has been there for it for this long, it has no block for any reader. Who is there for
+    /// it has the [`Holder`], or a clone of it, that was registered with this. `None`: it goes when it is dropped.
+    pub absent_for: Option<Duration>,
+}
+
+impl HolderOptions {
+    /// A holder that may have any blocks, and goes when it is dropped.
+    pub fn new() -> HolderOptions {
+        HolderOptions::default()
+    }
+
+    /// Returns these options with `keeps` replaced.
+    #[must_use]
+    pub fn keeps(self, keeps: Keeps) -> HolderOptions {
+        HolderOptions { keeps, ..self }
+    }
+
+    /// Returns these options with `absent_for` replaced.
+    #[must_use]
+    pub fn absent_for(self, absent_for: impl Into<Option<Duration>>) -> HolderOptions {
+        HolderOptions { absent_for: absent_for.into(), ..self }
+    }
+}
+
+impl From<Keeps> for HolderOptions {
+    fn from(keeps: Keeps) -> HolderOptions {
+        HolderOptions::new().keeps(keeps)
+    }
+}
+
 /// A holder of blocks: a worker that has them. It was registered once; a drop ends it, and its name may be registered
 /// again. Two are equal if they are one registration.
+///
+/// One that was registered with [`HolderOptions::absent_for`] is there as long as this value or a clone of it is: each
+/// registration has a connection for that, which ends with the process.
 #[derive(Clone, Debug)]
 pub struct Holder {
     pub(crate) bit: u16,
     pub(crate) incarnation: u32,
     number: u64,
     keeps: Keeps,
+    goes_by_itself: bool,
     /// What who registered it said. The table may say less, because of what was seen since.
-    pub(crate) asked: Keeps,
+    pub(crate) asked: HolderOptions,
     name: Arc<str>,
+    /// Of who has registered it.
+    presence: Option<Arc<Presence>>,
 }
 
 impl Holder {
+    /// As somebody else sees it.
     pub(crate) fn new(bit: u16, record: Record, name: Arc<str>) -> Holder {
         let Record { keeps, incarnation, .. } = record;
-        Holder { bit, incarnation, number: number_of(&record.id), keeps, asked: keeps, name }
+        let (number, goes_by_itself) = (number_of(&record.id), record.owner != 0);
+        Holder { bit, incarnation, number, keeps, goes_by_itself, asked: keeps.into(), name, presence: None }
     }
 
     /// The name's number, in every table and for ever: 64 bits of the name's hash.
@@ -103,6 +152,16 @@ impl Holder {
     /// Which blocks it has, as the table said when this was told.
     pub fn keeps(&self) -> Keeps {
         self.keeps
+    }
+
+    /// Whether it goes when nobody is there for it ([`HolderOptions::absent_for`]).
+    pub fn goes_by_itself(&self) -> bool {
+        self.goes_by_itself
+    }
+
+    /// Whether this value is there for it.
+    pub fn is_present(&self) -> bool {
+        self.presence.is_some()
     }
 
     /// Which registration it is.
@@ -234,10 +293,16 @@ fn new_epoch(client: &mut Client, is_other: bool) -> Result<(), PrefixError> {
 pub(crate) fn register(
     client: &mut Client,
     name: &str,
-    keeps: Keeps,
+    asked: HolderOptions,
     holders: usize,
 ) -> Result<Option<Holder>, PrefixError> {
     let id = id_of(name)?;
+    let HolderOptions { keeps, absent_for } = asked;
+    if absent_for.is_some() {
+        presence::check(client)?;
+    }
+    // Of a holder that did not go by itself so far: kept until it is joined.
+    let mut begun;
     loop {
         let known = records(client, holders)?;
         mend(client, &known)?;
@@ -246,6 +311,17 @@ pub(crate) fn register(
         };
         let mine = find(&|record| record.is_live() && record.id == id)
             .or_else(|| find(&|record| record.is_named() && record.id == id));
+        if let (Some(absent_for), Some((bit, record))) = (absent_for, mine)
+            && record.is_live()
+            && record.owner == 0
+        {
+            let goes = Record { owner: presence::number_for(&known), ..record };
+            begun = presence::begin(client, &goes, absent_for)?;
+            if begun.is_some() && swap(client, bit, record, goes)? {
+                new_epoch(client, true)?;
+            }
+            continue;
+        }
         let (bit, record) = match mine {
             Some((bit, record)) if keeps == Keeps::Any && record.keeps != Keeps::Any => {
                 keep_any(client, bit, record)?;
@@ -255,18 +331,22 @@ pub(crate) fn register(
             None => {
                 let Some((bit, free)) = find(&|record| record.state == State::Free) else {
                     let is_full = known.iter().all(|record| record.is_some_and(|record| record.is_live()));
+                    let is_full = is_full && drop_absent(client, holders)? == 0;
                     return if is_full { Err(PrefixError::Holders { max: known.len() }) } else { Ok(None) };
                 };
-                let claimed = Record { state: State::Claimed, keeps, incarnation: rand::random(), id };
+                let owner = absent_for.map_or(0, |_| presence::number_for(&known));
+                let claimed = Record { state: State::Claimed, keeps, owner, incarnation: rand::random(), id };
                 if !swap(client, bit, free, claimed)? {
                     continue;
                 }
                 let another = |(n, record): (u16, Option<Record>)| {
-                    n != bit && record.is_some_and(|record| record.is_named() && record.id == id)
+                    n != bit
+                        && record.is_some_and(|record| {
+                            record.is_named() && record.id == id || owner != 0 && record.owner == owner
+                        })
                 };
                 if (0..).zip(records(client, holders)?).any(another) {
-                    // No set has the bit: its holder was never told to anybody.
-                    swap(client, bit, claimed, Record { state: State::Free, ..claimed })?;
+                    give_up(client, bit, claimed)?;
                     continue;
                 }
                 (bit, claimed)
@@ -274,11 +354,29 @@ pub(crate) fn register(
         };
         put_name(client, name, &id)?;
         let live = Record { state: State::Live, ..record };
+        // H6
+        let is_first = record.is_live() || !broken(Rule::PresenceFirst);
+        let (is_there, mut presence) =
+            if is_first { presence_of(client, &record, absent_for)? } else { (true, None) };
+        if !is_there {
+            match record.is_live() {
+                true => drop(leave(client, bit, record)?),
+                false => give_up(client, bit, record)?,
+            }
+            continue;
+        }
         if !record.is_live() {
             new_epoch(client, true)?;
             if !swap(client, bit, record, live)? {
                 continue;
             }
+            if !is_first {
+                (_, presence) = presence_of(client, &record, absent_for)?;
+            }
+        }
+        if absent_for.is_some() && presence.is_none() {
+            // It was somebody else's claim, who did not ask for that.
+            continue;
         }
         // What was dropped, or had to make room, meanwhile is registered again.
         if records::pin(client, bit)?
@@ -287,9 +385,50 @@ pub(crate) fn register(
             && pin_once(client, MASK)?
             && pin_once(client, EPOCH)?
         {
-            return Ok(Some(Holder { asked: keeps, ..Holder::new(bit, live, name.into()) }));
+            let presence = presence.map(Arc::new);
+            return Ok(Some(Holder { asked, presence, ..Holder::new(bit, live, name.into()) }));
         }
     }
+}
+
+/// Whether a registration is present, and its presence for who asks for one: that of a live one, or one that begins.
+fn presence_of(
+    client: &mut Client,
+    record: &Record,
+    absent_for: Option<Duration>,
+) -> Result<(bool, Option<Presence>), PrefixError> {
+    let presence = match absent_for {
+        Some(_) if record.owner == 0 => return Ok((true, None)),
+        None => return Ok((presence::is_there(client, record)?, None)),
+        Some(absent_for) if record.is_live() => presence::join(client, record, absent_for)?,
+        Some(absent_for) => presence::begin(client, record, absent_for)?,
+    };
+    Ok((presence.is_some(), presence))
+}
+
+/// Gives a claim up. No set has the bit: its holder was never told to anybody.
+fn give_up(client: &mut Client, bit: u16, claimed: Record) -> Result<(), PrefixError> {
+    swap(client, bit, claimed, Record { state: State::Free, ..claimed })?;
+    Ok(())
+}
+
+/// Hides a holder, if it still is the registration of this record. Returns whether this call did. Some READs, and 2 round
+/// trips.
+fn leave(client: &mut Client, bit: u16, record: Record) -> Result<bool, PrefixError> {
+    let has_left = swap(client, bit, record, Record { state: State::Leaving, ..record })?;
+    settle(client, bit)?;
+    Ok(has_left)
+}
+
+/// Hides the holders that go by themselves and are not present any more. Returns how many. READs all records, and 2 for each
+/// that goes by itself.
+pub(crate) fn drop_absent(client: &mut Client, holders: usize) -> Result<usize, PrefixError> {
+    let known = records(client, holders)?;
+    let mut dropped = 0;
+    for (bit, record) in presence::absent(client, &known)? {
+        dropped += usize::from(leave(client, bit, record)?);
+    }
+    Ok(dropped)
 }
 
 /// Has readers look at all blocks of a holder, until it is registered again. Returns whether they did not before. A round
@@ -302,11 +441,13 @@ pub(crate) fn keep_any(client: &mut Client, bit: u16, record: Record) -> Result<
     Ok(is_changed)
 }
 
-/// All live holders. READs all records, and the names.
+/// All live holders that are present. READs all records, 2 for each that goes by itself, and the names.
 pub(crate) fn all(client: &mut Client, holders: usize) -> Result<Vec<Holder>, PrefixError> {
     let mut all = Vec::new();
-    for (bit, record) in (0..).zip(records(client, holders)?) {
-        if let Some(record) = record.filter(Record::is_live)
+    let known = records(client, holders)?;
+    let absent: HolderSet = presence::absent(client, &known)?.into_iter().map(|(bit, _)| bit).collect();
+    for (bit, record) in (0..).zip(known) {
+        if let Some(record) = record.filter(|record| record.is_live() && !absent.has(bit))
             && let Some(name) = name_of(client, &record.id)?
         {
             all.push(Holder::new(bit, record, name.into()));
@@ -315,10 +456,13 @@ pub(crate) fn all(client: &mut Client, holders: usize) -> Result<Vec<Holder>, Pr
     Ok(all)
 }
 
-/// Refuses a holder that was dropped. 2 READs.
+/// Refuses a holder that was dropped, or is gone. 2 READs, and 2 more for one that goes by itself.
 pub(crate) fn check(client: &mut Client, holder: &Holder) -> Result<(), PrefixError> {
     let record = record_of(client, holder.bit)?;
-    if record.is_some_and(|it| it.is_live() && it.incarnation == holder.incarnation) {
+    if let Some(record) = record.filter(|it| it.is_live() && it.incarnation == holder.incarnation)
+        // H7
+        && (broken(Rule::AbsentAdds) || presence::is_there(client, &record)?)
+    {
         return Ok(());
     }
     Err(PrefixError::HolderGone { name: holder.name.to_string() })
@@ -334,8 +478,8 @@ pub(crate) fn hide(client: &mut Client, name: &str, holders: usize) -> Result<bo
     let mut was_there = false;
     for (bit, record) in (0..).zip(known) {
         if let Some(record) = record.filter(|record| record.is_live() && record.id == id) {
-            was_there |= swap(client, bit, record, Record { state: State::Leaving, ..record })?;
-            settle(client, bit)?;
+            let is_present = presence::is_there(client, &record)?;
+            was_there |= leave(client, bit, record)? && is_present;
         }
     }
     Ok(was_there)
@@ -344,10 +488,11 @@ pub(crate) fn hide(client: &mut Client, name: &str, holders: usize) -> Result<bo
 /// Bits that are to be cleaned: of holders that were dropped, and those of which nothing is known. Nobody is given
 /// one of them before it is free. 4 READs for 64 bits, and some round trips for pages that have one.
 pub(crate) fn leaving(client: &mut Client, holders: usize) -> Result<Vec<(u16, Record)>, PrefixError> {
+    drop_absent(client, holders)?;
     records::change_all(client, holders, |_, record| match record {
         None => {
             let (keeps, id) = (Keeps::Any, NameId::default());
-            Some(Record { state: State::Leaving, keeps, incarnation: rand::random(), id })
+            Some(Record { state: State::Leaving, keeps, owner: 0, incarnation: rand::random(), id })
         }
         // Who has claimed it may be dead. Who is not claims another one.
         Some(record) if record.state == State::Claimed => Some(Record { state: State::Leaving, ..*record }),
@@ -402,7 +547,7 @@ mod tests {
     use std::convert::Infallible;
 
     fn record(state: State, incarnation: u32) -> Option<Record> {
-        Some(Record { state, keeps: Keeps::Any, incarnation, id: NameId::default() })
+        Some(Record { state, keeps: Keeps::Any, owner: 0, incarnation, id: NameId::default() })
     }
 
     /// A number for a state and an incarnation.

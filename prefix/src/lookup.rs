@@ -32,7 +32,9 @@ impl PlacementIndex {
     /// 2 READs for the live holders and the epoch, and 1 a block, in a grouped table 1 for eight and more where prompts
     /// part; no more than 128 READs behind the longest prefix. Values that do not fit their slots take 1 more
     /// ([`PlacementTable`](crate::PlacementTable)). A block that nobody has ends all of them. The first lookup of a handle, and
-    /// the first after a registration, READ who has each bit besides: 2 READs for 64, and the names.
+    /// the first after a registration, READ who has each bit besides: 2 READs for 64, and the names. Where holders go by
+    /// themselves ([`HolderOptions::absent_for`](crate::HolderOptions)), a lookup READs twice a second which of them are there:
+    /// 2 READs for 64, and 2 for each.
     ///
     /// # Errors
     /// [`PrefixError::Get`].
@@ -81,6 +83,10 @@ impl PlacementIndex {
                 return Ok((R::default(), live));
             }
             self.directory.prepare(&mut self.client, self.table.holders())?;
+            let live = self.directory.present(&mut self.client, self.table.holders(), live)?;
+            if live.is_empty() {
+                return Ok((R::default(), live));
+            }
             let answer = once(self, &live)?;
             let Some(kept) = self.directory.kept(&mut self.client, self.table.holders())? else {
                 return Ok((answer, live));

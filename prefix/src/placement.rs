@@ -4,9 +4,9 @@ use crate::digests::{Digests, Key};
 use crate::directory::Directory;
 use crate::error::PrefixError;
 use crate::groups::{GROUP, Group, OwnedGroup, tag_of};
-use crate::holders::{self, Holder};
+use crate::holders::{self, Holder, HolderOptions};
 use crate::passes::{Jumps, LookupMemory};
-use crate::records::{Keeps, Record};
+use crate::records::Record;
 use crate::sets::HolderSet;
 use crate::table::{Form, PlacementTable};
 use oneread::error::{PartError, PutError};
@@ -110,17 +110,30 @@ impl PlacementIndex {
     /// [`PrefixError::Name`]; [`PrefixError::Holders`] if all bits are live holders'; those of
     /// [`PlacementIndex::clean`].
     pub fn holder(&mut self, name: &str) -> Result<Holder, PrefixError> {
-        self.holder_with(name, Keeps::Any)
+        self.holder_with(name, HolderOptions::new())
     }
 
-    /// The holder of this name, as [`PlacementIndex::holder`], and which blocks it has. What is said first counts until it is
-    /// dropped; but a live one of which somebody says that it has any blocks has them from then on.
+    /// The holder of this name, as [`PlacementIndex::holder`], which blocks it has, and whether it goes by itself. Which blocks
+    /// it has counts as it was said first, until it is dropped; but a live one of which somebody says that it has any blocks has
+    /// them from then on. It goes by itself once somebody has said so, until it is dropped.
+    ///
+    /// With [`HolderOptions::absent_for`] it makes a connection, which the holder and its clones keep. When they are dropped,
+    /// or their process has ended, the holder may be away for that long, in time for which the server was awake
+    /// (docs/PROTOCOL.md, O6). Then no lookup tells it any more, half a second later at the latest; adds for it are refused;
+    /// and whoever registers a holder where no bit is free, cleans, or calls [`PlacementIndex::drop_absent`] drops it. Who
+    /// registers its name before that joins it, with the blocks that it has.
     ///
     /// # Errors
-    /// As [`PlacementIndex::holder`].
-    pub fn holder_with(&mut self, name: &str, keeps: Keeps) -> Result<Holder, PrefixError> {
+    /// As [`PlacementIndex::holder`]. With `absent_for` [`PrefixError::Table`] if the table keeps no owners
+    /// ([`PlacementTable::owners`]), [`PrefixError::Connect`].
+    pub fn holder_with(
+        &mut self,
+        name: &str,
+        options: impl Into<HolderOptions>,
+    ) -> Result<Holder, PrefixError> {
+        let options = options.into();
         loop {
-            if let Some(holder) = holders::register(&mut self.client, name, keeps, self.table.holders())? {
+            if let Some(holder) = holders::register(&mut self.client, name, options, self.table.holders())? {
                 self.table.pin(&mut self.client)?;
                 return Ok(holder);
             }
@@ -129,7 +142,7 @@ impl PlacementIndex {
         }
     }
 
-    /// All live holders. 2 READs for 64 that there can be, and those of the names.
+    /// All live holders. 2 READs for 64 that there can be, those of the names, and 2 for each that goes by itself.
     ///
     /// # Errors
     /// [`PrefixError::Get`].
@@ -146,6 +159,16 @@ impl PlacementIndex {
     /// [`PrefixError::Name`], [`PrefixError::Get`], [`PrefixError::Change`].
     pub fn drop_holder(&mut self, name: &str) -> Result<bool, PrefixError> {
         holders::hide(&mut self.client, name, self.table.holders())
+    }
+
+    /// Drops the holders that go by themselves ([`HolderOptions::absent_for`]) and are gone. Returns how many. Lookups leave
+    /// them out in any case; this frees their bits for [`PlacementIndex::clean`], which calls it, too. 2 READs for 64 holders
+    /// that there can be, 2 for each that goes by itself, and 2 round trips for each that is gone.
+    ///
+    /// # Errors
+    /// [`PrefixError::Get`], [`PrefixError::Change`]. It may be repeated.
+    pub fn drop_absent(&mut self) -> Result<usize, PrefixError> {
+        holders::drop_absent(&mut self.client, self.table.holders())
     }
 
     /// Takes holders that were dropped out of the sets, in a step: about `entries` entries are looked at, and those

@@ -6,7 +6,7 @@ use oneread::{Client, SwapOutcome};
 
 /// Records of a page.
 const PAGE: usize = 64;
-const RECORD_BYTES: usize = 6 + ID_BYTES;
+const RECORD_BYTES: usize = 8 + ID_BYTES;
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = PAGE * RECORD_BYTES;
 /// Others may come between so often where a page is changed.
@@ -37,6 +37,8 @@ pub enum Keeps {
 pub(crate) struct Record {
     pub state: State,
     pub keeps: Keeps,
+    /// The owner with whose presence its holder goes (`crate::presence`). 0: it goes when it is dropped.
+    pub owner: u16,
     pub incarnation: u32,
     pub id: NameId,
 }
@@ -55,14 +57,16 @@ impl Record {
         };
         let mut bytes = [0; RECORD_BYTES];
         (bytes[0], bytes[1]) = (state, keeps);
-        bytes[2..6].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[6..].copy_from_slice(&self.id);
+        bytes[2..4].copy_from_slice(&self.owner.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.id);
         bytes
     }
 
     /// `None` for what no version up to this one has written, and for a bit of which nothing is known.
     fn from_bytes(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         let ([state, keeps], rest) = bytes.split_first_chunk::<2>()?;
+        let (owner, rest) = rest.split_first_chunk::<2>()?;
         let (incarnation, id) = rest.split_first_chunk::<4>()?;
         let state = match state {
             1 => State::Live,
@@ -76,7 +80,8 @@ impl Record {
             1 => Keeps::PrefixClosed,
             _ => return None,
         };
-        Some(Record { state, keeps, incarnation: u32::from_le_bytes(*incarnation), id: id.try_into().ok()? })
+        let (owner, incarnation) = (u16::from_le_bytes(*owner), u32::from_le_bytes(*incarnation));
+        Some(Record { state, keeps, owner, incarnation, id: id.try_into().ok()? })
     }
 
     pub fn is_live(&self) -> bool {
@@ -213,7 +218,8 @@ mod tests {
         for (n, state) in (0..).zip(states) {
             for (m, keeps) in (0..).zip([Keeps::Any, Keeps::PrefixClosed]) {
                 let incarnation = n as u32 * 7 + 0x0102_0304;
-                page[n * 9 + m] = Some(Record { state, keeps, incarnation, id: [n as u8 + 1; ID_BYTES] });
+                let (owner, id) = (n as u16 * 300, [n as u8 + 1; ID_BYTES]);
+                page[n * 9 + m] = Some(Record { state, keeps, owner, incarnation, id });
             }
         }
         let bytes = page_bytes(&page);

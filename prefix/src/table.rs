@@ -1,7 +1,7 @@
 //! What a table of holders is made from, and the entry that says so.
 //!
 //! ```text
-//! '#' 'f'   ->   form of the entry (u8, 1), form of blocks (u8), most holders (u16)
+//! '#' 'f'   ->   form of the entry (u8, 1), form of blocks (u8; + 0x80: with owners), most holders (u16)
 //! ```
 
 use crate::digests::KEY_BYTES;
@@ -20,8 +20,11 @@ const MARKER: &[u8] = b"#f";
 const FORM: u8 = 1;
 const SINGLE: u8 = 1;
 const GROUPED: u8 = 2;
-/// Words of a set that stands in a slot of one line, beside its key.
+const OWNERS: u8 = 0x80;
+/// Words of a set that stands in a slot of one line, beside its key; and in one of two lines, beside its key and the entry's
+/// life. (Of a value that does not fit, a slot has a reference of 24 bytes: with a life, one line is not enough for it.)
 const SHORT_WORDS: usize = 4;
+const SHORT_WORDS_WITH_LIFE: usize = 10;
 /// What an extent has beside its value, and more.
 const BESIDE: usize = 64;
 /// The least memory for sets that do not fit their slots.
@@ -46,11 +49,13 @@ pub(crate) enum Form {
 ///
 /// A set is as wide as its highest bit needs, in steps of 64 holders; the lowest bits are given first. One that does not
 /// fit its slot is in memory of its own, and takes a READ more: sets of more than 256 holders, or in groups of a table for
-/// more than 256, those of more than 64.
+/// more than 256, those of more than 64. With [owners](PlacementTable::owners) and an entry for each block, sets of more than
+/// 640 holders are such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacementTable {
     pub(crate) form: Form,
     pub(crate) holders: usize,
+    owners: bool,
 }
 
 impl PlacementTable {
@@ -59,7 +64,7 @@ impl PlacementTable {
     /// # Errors
     /// [`PrefixError::HolderCount`] for no holders, or more than [`HOLDERS_MAX`].
     pub fn single(holders: usize) -> Result<PlacementTable, PrefixError> {
-        PlacementTable { form: Form::Single, holders }.checked()
+        PlacementTable { form: Form::Single, holders, owners: false }.checked()
     }
 
     /// A table with an entry for eight neighbours of a prompt. [`TableSize::Keys`] then counts groups.
@@ -67,7 +72,20 @@ impl PlacementTable {
     /// # Errors
     /// As [`PlacementTable::single`].
     pub fn grouped(holders: usize) -> Result<PlacementTable, PrefixError> {
-        PlacementTable { form: Form::Grouped, holders }.checked()
+        PlacementTable { form: Form::Grouped, holders, owners: false }.checked()
+    }
+
+    /// Returns this with entries that may have owners, or without: with them a holder may go by itself
+    /// ([`HolderOptions::absent_for`](crate::HolderOptions)). The owners of such a table are its holders'. It costs no byte of
+    /// a group. An entry of a block has a line more: 128 bytes, for up to 640 holders without a READ more.
+    #[must_use]
+    pub fn owners(self, owners: bool) -> PlacementTable {
+        PlacementTable { owners, ..self }
+    }
+
+    /// Whether holders may go by themselves.
+    pub fn has_owners(&self) -> bool {
+        self.owners
     }
 
     fn checked(self) -> Result<PlacementTable, PrefixError> {
@@ -103,6 +121,7 @@ impl PlacementTable {
     pub fn config(&self, size: TableSize) -> Config {
         let (longest, in_slot) = self.lengths();
         let config = Config::new().size(size).key_max(KEY_BYTES).value_max(longest).inline_max(in_slot);
+        let config = config.life(self.owners).owners(self.owners);
         match size {
             TableSize::Keys(entries) | TableSize::Slots(entries) if self.longest_block() > in_slot => {
                 let bytes = (self.longest_block() + BESIDE) as u64;
@@ -124,6 +143,7 @@ impl PlacementTable {
     /// The longest value, and the longest one that stands in its slot.
     fn lengths(&self) -> (usize, usize) {
         let in_slot = match self.form {
+            Form::Single if self.owners => SHORT_WORDS_WITH_LIFE * WORD,
             Form::Single => SHORT_WORDS * WORD,
             Form::Grouped if self.holders <= SHORT_WORDS * 64 => self.longest_block(),
             Form::Grouped => groups::value_max(1),
@@ -142,6 +162,9 @@ impl PlacementTable {
         if geometry.key_max() < KEY_BYTES || geometry.value_max() < self.lengths().0 {
             return Err(no(LENGTHS));
         }
+        if self.owners && !geometry.has_owners() {
+            return Err(no(NO_OWNERS));
+        }
         table.put(MARKER, &self.to_bytes(), PutMode::Insert)?;
         let mut found = Vec::new();
         let is_there = table.reader().get_into(MARKER, &mut found).is_ok_and(|is_there| is_there);
@@ -157,6 +180,9 @@ impl PlacementTable {
         };
         if client.geometry().key_max() < KEY_BYTES || client.value_max() < self.lengths().0 {
             return Err(no(client, LENGTHS));
+        }
+        if self.owners && !client.geometry().has_owners() {
+            return Err(no(client, NO_OWNERS));
         }
         client.insert(MARKER, &self.to_bytes())?;
         match client.get(MARKER)?.as_deref().and_then(PlacementTable::from_bytes) {
@@ -190,24 +216,25 @@ impl PlacementTable {
             Form::Grouped => GROUPED,
         };
         let [low, high] = (self.holders as u16).to_le_bytes();
-        [FORM, form, low, high]
+        [FORM, form | if self.owners { OWNERS } else { 0 }, low, high]
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<PlacementTable> {
         let [FORM, form, low, high] = *bytes else { return None };
-        let form = match form {
+        let owners = form & OWNERS != 0;
+        let form = match form & !OWNERS {
             SINGLE => Form::Single,
             GROUPED => Form::Grouped,
             _ => return None,
         };
-        PlacementTable { form, holders: u16::from_le_bytes([low, high]).into() }.checked().ok()
+        PlacementTable { form, holders: u16::from_le_bytes([low, high]).into(), owners }.checked().ok()
     }
 }
 
 /// For 1,024 holders, with an entry for each block.
 impl Default for PlacementTable {
     fn default() -> PlacementTable {
-        PlacementTable { form: Form::Single, holders: HOLDERS }
+        PlacementTable { form: Form::Single, holders: HOLDERS, owners: false }
     }
 }
 
@@ -243,6 +270,7 @@ impl IndexTable {
 
 const MAKE: &str = "PlacementTable::config";
 const LENGTHS: &str = "has other lengths of keys and values";
+const NO_OWNERS: &str = "keeps no owners";
 const OTHER: &str = "is of other holders, or of blocks in the other form";
 
 #[cfg(test)]
@@ -254,7 +282,7 @@ mod tests {
     fn markers_have_bytes() {
         for holders in [1, 64, 1_024, HOLDERS_MAX] {
             for table in [PlacementTable::single(holders), PlacementTable::grouped(holders)] {
-                let table = table.unwrap();
+                let table = table.unwrap().owners(holders % 128 == 64);
                 let bytes = table.to_bytes();
                 assert_eq!(PlacementTable::from_bytes(&bytes), Some(table));
                 for wrong in

@@ -295,8 +295,8 @@ impl<'py> Arguments<'py> {
         Ok(ClusterArguments { name, etcd, options, exactly_once })
     }
 
-    /// Which index a table is for.
-    fn index_table(&self) -> PyResult<Option<IndexTable>> {
+    /// Which index a table is for; of holders, with or without owners.
+    fn index_table(&self, owners: bool) -> PyResult<Option<IndexTable>> {
         let py = self.left.py();
         let holders = self.take::<usize>("holders")?;
         let Some(index) = self.take::<String>("index")? else {
@@ -305,11 +305,11 @@ impl<'py> Arguments<'py> {
                 None => Ok(None),
             };
         };
-        index::table_of(py, &index, holders).map(Some)
+        index::table_of(py, &index, holders, owners).map(Some)
     }
 
     /// What a table is made from.
-    fn table(&self, index: Option<IndexTable>) -> PyResult<Config> {
+    fn table(&self, index: Option<IndexTable>, owners: Option<bool>) -> PyResult<Config> {
         let py = self.left.py();
         let sizes = [
             self.take("keys")?.map(TableSize::Keys),
@@ -344,7 +344,7 @@ impl<'py> Arguments<'py> {
         config.inline_max = self.take("inline_max")?.or(config.inline_max);
         config.heap_bytes = self.take("heap_bytes")?.or(config.heap_bytes);
         config.life = self.take("life")?.unwrap_or(config.life);
-        config.owners = self.take("owners")?.unwrap_or(config.owners);
+        config.owners = owners.unwrap_or(config.owners);
         if let Some(grace) = self.time("grace")? {
             config.grace = grace;
         }
@@ -366,7 +366,7 @@ impl<'py> Arguments<'py> {
 
     /// What an index without a server is made from.
     pub fn index(&self) -> PyResult<(Config, Backing, Option<Duration>, Option<Evict>)> {
-        let (mut config, ttl) = (self.table(None)?, self.ttl()?);
+        let (mut config, ttl) = (self.table(None, self.take("owners")?)?, self.ttl()?);
         config.life |= ttl.is_some();
         Ok((config, self.backing()?, ttl, self.evict()?))
     }
@@ -379,8 +379,9 @@ impl<'py> Arguments<'py> {
     /// What a server is told, and which index its table is for.
     pub fn server(&self, address: Address) -> PyResult<(ServerConfig, Option<IndexTable>)> {
         let py = self.left.py();
-        let index = self.index_table()?;
-        let table = self.table(index)?;
+        let owners = self.take("owners")?;
+        let index = self.index_table(owners.unwrap_or_default())?;
+        let table = self.table(index, owners)?;
         let mut config = ServerConfig::new(address, table).backing(self.backing()?);
         config.small_pages = self.take("small_pages")?.unwrap_or_default();
         config.ttl = self.ttl()?;

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-from abc import ABC, abstractmethod
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+import engines
+import published
 import pytest
 from native import served
+from published import (
+    FAKES,
+    HiCacheStorage,
+    LookupResult,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+    SecondaryTierManager,
+)
 
 import oneread
 from oneread import Location
@@ -29,39 +40,18 @@ def client() -> Iterator[oneread.Client]:
         yield client
 
 
-def has_signatures(ours: type, published: type) -> None:
-    names = [name for name, of in vars(published).items() if inspect.isfunction(of) and name != "__init__"]
+def has_signatures(ours: type, fake: type) -> None:
+    """Those that the fake has, of the engine's own class where it is there."""
+    names = [name for name, of in vars(fake).items() if inspect.isfunction(of) and name != "__init__"]
     assert names
+    published_one = getattr(published, fake.__name__, fake)
     for name in names:
-        mine, theirs = (inspect.signature(getattr(of, name)).parameters.values() for of in (ours, published))
+        mine, theirs = (inspect.signature(getattr(of, name)).parameters.values() for of in (ours, published_one))
         shape = [(of.name, of.kind, of.default is of.empty) for of in theirs]
         assert [(of.name, of.kind, of.default is of.empty) for of in mine] == shape, name
 
 
 # ---- SGLang ----
-
-
-class HiCacheStorage(ABC):
-    """Of SGLang 0.5.23, sglang/srt/mem_cache/hicache_storage.py: what the adapter has in its place."""
-
-    @abstractmethod
-    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any: ...
-    @abstractmethod
-    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> Any: ...
-    @abstractmethod
-    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool: ...
-    @abstractmethod
-    def batch_set(
-        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
-    ) -> bool: ...
-    @abstractmethod
-    def exists(self, key: str) -> bool: ...
-    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int: ...  # type: ignore[empty-body]
-    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any: ...
-    def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> Any: ...
-    def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> Any: ...
-    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> Any: ...
-    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> Any: ...
 
 
 class Registers:
@@ -72,36 +62,6 @@ class Registers:
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         self.__dict__.setdefault("registered_pools", {})[host_pool_name] = host_pool
-
-
-class PoolName(str, Enum):
-    KV = "kv"
-    MAMBA = "mamba"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class PoolHitPolicy(str, Enum):
-    ALL_PAGES = "all_pages"
-    TRAILING_PAGES = "trailing_pages"
-    BLOCK_GROUPS = "block_groups"
-
-
-@dataclass
-class PoolTransfer:
-    name: PoolName
-    host_indices: Any = None
-    device_indices: Any = None
-    keys: list[str] | None = None
-    hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
-
-
-@dataclass
-class PoolTransferResult:
-    kv_hit_pages: int
-    extra_pool_hit_pages: dict[str, int]
-    restorable_prefix_pages: list[int] | None = None
 
 
 class HostPool:
@@ -186,8 +146,51 @@ def indices(*pages: int) -> list[int]:
     return [SLOTS * page + slot for page in pages for slot in range(SLOTS)]
 
 
+@pytest.mark.skipif(not engines.FOLDER, reason="the engines' wheels are not installed (ONEREAD_ENGINES)")
+def test_fakes_are_as_published() -> None:
+    """What the other tests take for the engines', where those are not there."""
+    for name, fake in FAKES.items():
+        real = getattr(published, name)
+        assert real is not fake
+        if issubclass(fake, Enum):
+            assert {one.name for one in fake} <= {one.name for one in real}
+            assert all(one.value == real[one.name].value for one in fake if isinstance(one.value, str))
+        elif hasattr(fake, "__dataclass_fields__"):
+            mine, theirs = (list(inspect.signature(of).parameters.values()) for of in (fake, real))
+            of_these = [(one.name, one.default is one.empty) for one in mine]
+            assert [(one.name, one.default is one.empty) for one in theirs][: len(mine)] == of_these
+            assert all(one.default is not one.empty for one in theirs[len(mine) :])
+        else:
+            has_signatures(fake, fake)
+            assert set(fake.__abstractmethods__) <= set(real.__abstractmethods__)
+
+
+class Loaded(HiCacheIndex, Registers, HiCacheStorage):
+    """As docs say to make one."""
+
+    address, arena = "", None  # type: str, Any
+
+    def __init__(self, storage_config: Any, kwargs: Any) -> None:
+        index, scope = oneread.LocationIndex(oneread.Client(self.address)), scope_of(storage_config)
+        super().__init__(index, "engine 1", 1, self.arena, scope=scope, result=PoolTransferResult)
+
+
+@pytest.mark.skipif(not engines.FOLDER, reason="the engines' wheels are not installed (ONEREAD_ENGINES)")
+def test_sglang_loads_a_storage(client: oneread.Client) -> None:
+    Loaded.address, Loaded.arena = client.address, Arena(Network(), "engine 1")
+    ranks = {"pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False}
+    layout = {"enable_storage_metrics": False, "is_page_first_layout": True, "model_name": "m"}
+    sys.modules["storages_of_tests"] = sys.modules[__name__]
+    storage = engines.backend("Loaded", "storages_of_tests", {**ranks, **layout})
+    assert type(storage) is Loaded and isinstance(storage, HiCacheStorage)
+    storage.register_mem_pool_host(HostPool(16))
+    keys = [str(n) for n in range(4)]
+    assert storage.batch_set_v1(keys[:3], indices(0, 1, 2)) == [True] * 3
+    assert storage.batch_exists(keys) == 3 and storage.batch_get_v1(keys[:3], indices(4, 5, 6)) == [True] * 3
+
+
 def test_hicache_has_the_signatures_of_sglang() -> None:
-    has_signatures(HiCacheIndex, HiCacheStorage)
+    has_signatures(HiCacheIndex, FAKES["HiCacheStorage"])
 
 
 def test_engines_fetch_each_others_pages(client: oneread.Client) -> None:
@@ -292,29 +295,18 @@ def test_ranks_have_pages_of_their_own() -> None:
 # ---- vLLM ----
 
 
-class LookupResult(Enum):
-    """Of vLLM 0.33.0, vllm/v1/kv_offload/base.py."""
-
-    MISS = auto()
-    HIT = auto()
-    HIT_PENDING = auto()
-    RETRY = auto()
+def others(self: Any, *given: Any) -> None:
+    """What a tier of yours does."""
 
 
-class SecondaryTierManager(ABC):
-    """Of vLLM 0.33.0, vllm/v1/kv_offload/tiering/base.py: the call that asks."""
-
-    @abstractmethod
-    def lookup(self, key: bytes, req_context: Any) -> LookupResult: ...
-
-
-class Tier(TierIndex, SecondaryTierManager):
-    pass
+# Calls of vLLM's class that are not the adapter's.
+NOT_OURS = {name: others for name in SecondaryTierManager.__abstractmethods__ if not hasattr(TierIndex, name)}
+Tier: Any = type("Tier", (TierIndex, SecondaryTierManager), dict(NOT_OURS))
 
 
 @pytest.mark.parametrize("hash_bytes", [32, 16])
 def test_a_tier_is_asked_for_a_block(client: oneread.Client, hash_bytes: int) -> None:
-    has_signatures(TierIndex, SecondaryTierManager)
+    has_signatures(TierIndex, FAKES["SecondaryTierManager"])
     index = oneread.LocationIndex(client)
     tier, other = Tier(index, LookupResult), Tier(index, LookupResult)
     keys = [bytes([n]) * hash_bytes + group.to_bytes(4, "big") for n in range(3) for group in (0, 1)]

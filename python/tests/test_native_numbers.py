@@ -33,7 +33,7 @@ PROGRAM = """
     client = Client(server.address)
     feed, alone, growing = client.changes(), Index(keys=100, life=True), Index(bytes_max=1 << 26)
     others = [Server(folder + "/l", keys=100, **LocationIndex.table()),
-              Server(folder + "/p", keys=1000, **PlacementIndex.table())]
+              Server(folder + "/p", keys=1000, **PlacementIndex.table(owners=True))]
     blocks, owners = LocationIndex(Client(others[0].address)), PlacementIndex(Client(others[1].address))
     holder, digest = owners.holder("a"), [bytes(16)]
     stream = oneread.EventStream(owners, holder)
@@ -75,7 +75,8 @@ PROGRAM = """
         ("location", lambda value: blocks.put(digest, [(value, 0, 0, 1)]), COUNTS),
         ("location", lambda value: blocks.put(digest, [(1, value, 0, 1)]), COUNTS),
         ("location", lambda value: blocks.put(digest, [(1, 0, value, value)]), COUNTS),
-        ("holders", PlacementIndex.table, COUNTS), ("entries", owners.clean, COUNTS),
+        ("holders", PlacementIndex.table, COUNTS),
+        ("absent_for", lambda value: owners.holder("b", absent_for=value), TIMES), ("entries", owners.clean, COUNTS),
         ("start", lambda value: owners.add(holder, digest, start=value), COUNTS),
         ("start", lambda value: owners.remove(holder, digest, start=value), COUNTS),
         ("number", lambda value: stream.take(value, []), COUNTS),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -446,3 +448,84 @@ def test_a_server_makes_the_table_of_an_index() -> None:
     ]:
         with pytest.raises(oneread.Invalid, match=why):
             oneread.Server(**options)  # type: ignore[arg-type]
+
+
+WORKER = """
+import sys
+import oneread
+
+index = oneread.PlacementIndex(oneread.Client(sys.argv[1]))
+holder = index.holder(sys.argv[2], absent_for=1)
+assert holder.is_present and holder.goes_by_itself
+index.add(holder, list(range(1, 10)))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_worker_that_dies_goes_by_itself(grouped: bool) -> None:
+    blocks = list(range(1, 10))
+    with served(**oneread.PlacementIndex.table(96, grouped=grouped, owners=True)) as (server, client):
+        router = oneread.PlacementIndex(client)
+        workers = {name: python(WORKER, server.address, name) for name in ("dies", "says nothing", "suspended")}
+        try:
+            for worker in workers.values():
+                assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+            assert router.match_prefix(blocks) == (9, dict.fromkeys(workers, 9))
+            (seen,) = [one for one in router.holders() if one.name == "dies"]
+            assert seen.goes_by_itself and not seen.is_present
+            workers["suspended"].send_signal(signal.SIGSTOP)
+            workers["dies"].kill()
+            others = {"says nothing": 9, "suspended": 9}
+            until(lambda: router.match_prefix(blocks)[1] == others)
+            with pytest.raises(oneread.HolderGone, match="dies"):
+                router.add(seen, blocks)
+            assert router.drop_absent() == 1 and router.drop_absent() == 0
+            workers["suspended"].send_signal(signal.SIGCONT)
+            assert router.match_prefix(blocks)[1] == others
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.communicate()
+        until(lambda: router.match_prefix(blocks)[1] == {})
+
+
+def test_nobody_goes_while_the_server_is_away() -> None:
+    server = python(
+        """
+        import sys, tempfile, oneread
+        with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
+            with oneread.Server(folder + "/s", keys=1000, **oneread.PlacementIndex.table(owners=True)) as server:
+                print(server.address, flush=True)
+                sys.stdin.read()
+        """
+    )
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        index, blocks = oneread.PlacementIndex(oneread.Client(address)), list(range(1, 10))
+        silent, dead = index.holder("silent", absent_for=1), index.holder("dead", absent_for=1)
+        index.add(silent, blocks)
+        index.add(dead, blocks)
+        server.send_signal(signal.SIGSTOP)
+        # While nobody looks, it dies, and is away for longer than it may be.
+        del dead
+        time.sleep(2)
+        assert index.match_prefix(blocks) == (9, {"silent": 9, "dead": 9})
+        server.send_signal(signal.SIGCONT)
+        until(lambda: index.match_prefix(blocks) == (9, {"silent": 9}))
+        assert silent.is_present
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_holders_go_by_themselves_in_tables_with_owners() -> None:
+    with placements() as index, pytest.raises(oneread.Incompatible, match=r"PlacementIndex.table\(owners=True\)"):
+        index.holder("a", absent_for=1)
+    with served(index="placement", owners=True) as (_, client):
+        holder = oneread.PlacementIndex(client).holder("a", prefix_closed=True, absent_for=3600)
+        assert holder.prefix_closed and holder.is_present
+        with pytest.raises(ValueError, match="absent_for"):
+            oneread.PlacementIndex(client).holder("a", absent_for=-1)

@@ -66,6 +66,11 @@ pub const NAMES: [Name; 46] = [
     name("`PlacementIndex::holder`", "another program of the index", "`PlacementIndex.holder`"),
     name("`PlacementTable::config`", "`oneread serve --index placement`", "`PlacementIndex.table()`"),
     name(
+        "`PlacementTable::owners`",
+        "`oneread serve --index placement --owners`",
+        "`PlacementIndex.table(owners=True)`",
+    ),
+    name(
         "`PlacementTable::single`",
         "`oneread serve --index placement`",
         "`PlacementIndex.table(grouped=False)`",

@@ -29,13 +29,14 @@ pub struct IndexArgs {
 }
 
 impl IndexArgs {
-    /// The table of the index, if one is asked for.
-    pub fn table(&self) -> Result<Option<IndexTable>> {
+    /// The table of the index, if one is asked for; of holders, with or without owners.
+    pub fn table(&self, owners: bool) -> Result<Option<IndexTable>> {
         let holders = self.holders.unwrap_or(HOLDERS);
+        let placement = |table: PlacementTable| Some(IndexTable::Placement(table.owners(owners)));
         Ok(match self.index {
             None => None,
-            Some(Named::Placement) => Some(IndexTable::Placement(PlacementTable::single(holders)?)),
-            Some(Named::Grouped) => Some(IndexTable::Placement(PlacementTable::grouped(holders)?)),
+            Some(Named::Placement) => placement(PlacementTable::single(holders)?),
+            Some(Named::Grouped) => placement(PlacementTable::grouped(holders)?),
             Some(Named::Location) => {
                 anyhow::ensure!(
                     self.holders.is_none(),

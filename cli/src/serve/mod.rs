@@ -356,7 +356,7 @@ impl Serve {
         if self.daemonize {
             return daemon::start(&self.at.address(), self.log_file.as_deref());
         }
-        let index = self.index.table()?;
+        let index = self.index.table(self.owners)?;
         ensure!(
             self.log.is_none() || !self.is_node(),
             "a node of a cluster has no log: its copies are what outlives it; leave --log or --cluster out"
@@ -816,12 +816,14 @@ mod tests {
         let config = |options: &[&str]| {
             let all = ["oneread", "--at", "shm:/tmp/sock"].iter().chain(options);
             let serve = <Command as clap::Parser>::parse_from(all).serve;
-            serve.config(base, serve.index.table().unwrap())
+            serve.config(base, serve.index.table(serve.owners).unwrap())
         };
         assert_eq!(config(&[]), base);
         let sized = |made: Config| made.layout(base.layout).grace(base.grace);
-        let wide = oneread_prefix::PlacementTable::grouped(2_000).unwrap().config(TableSize::Keys(5));
-        assert_eq!(config(&["--index", "grouped", "--holders", "2000", "--capacity", "5"]), sized(wide));
+        let wide = oneread_prefix::PlacementTable::grouped(2_000).unwrap();
+        let grouped = ["--index", "grouped", "--holders", "2000", "--capacity", "5", "--owners"];
+        assert_eq!(config(&grouped[..6]), sized(wide.config(TableSize::Keys(5))));
+        assert_eq!(config(&grouped), sized(wide.owners(true).config(TableSize::Keys(5))));
         let locations = IndexTable::Location.config(base.size);
         assert_eq!(config(&["--index", "location"]), sized(locations));
         for (options, expected) in [

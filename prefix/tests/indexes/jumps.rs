@@ -5,22 +5,22 @@ use oneread::{Config, TableSize};
 use oneread_prefix::{Digests, EventStream, Holder, Keeps, Key, KvEvent, PlacementIndex, PlacementTable};
 use std::collections::{BTreeMap, BTreeSet};
 
-fn served(table: PlacementTable, blocks: u64) -> Scene<PlacementIndex> {
+pub fn served(table: PlacementTable, blocks: u64) -> Scene<PlacementIndex> {
     let config: Config = table.config(TableSize::Keys(blocks + 1_000));
     let scene = Scene::new(PlacementIndex::new, config, None);
     table.mark(scene.server.as_ref().unwrap()).unwrap();
     scene
 }
 
-fn forms(holders: usize) -> [PlacementTable; 2] {
+pub fn forms(holders: usize) -> [PlacementTable; 2] {
     [PlacementTable::single(holders).unwrap(), PlacementTable::grouped(holders).unwrap()]
 }
 
 /// Numbers that follow from a seed.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn pick(&mut self, below: usize) -> usize {
+    pub fn pick(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % below
     }
@@ -124,7 +124,7 @@ fn model(table: PlacementTable, seed: u64) -> (bool, u64) {
 /// Whatever holders have, and whichever of them may be jumped over: a lookup tells what looking at each block would.
 #[test]
 fn jumps_tell_what_is_there() {
-    for table in forms(64) {
+    for table in forms(64).into_iter().chain(forms(64).map(|table| table.owners(true))) {
         for seed in 0..12 {
             let (is_right, jumped) = model(table, seed);
             assert!(is_right, "{table:?}, seed {seed}");

@@ -4,4 +4,5 @@ mod between;
 mod jumps;
 mod location;
 mod placement;
+mod presence;
 mod scene;

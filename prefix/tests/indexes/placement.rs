@@ -313,6 +313,9 @@ fn entries_have_the_bytes_they_say() {
             let set = holders.div_ceil(64) * 8;
             let value = if n == 0 { set } else { 8 + 8 * (8 + set) };
             assert_eq!(slot as u64 + geometry.extent_bytes(&[0; 16], value), bytes[n], "{holders}");
+            let owned = table.owners(true).config(SIZE).geometry().unwrap();
+            let with_life = if n == 0 { 2 } else { lines[n] };
+            assert_eq!(owned.shape().bytes() / 64, with_life, "{holders} with owners");
         }
     }
     let with_life = PlacementTable::default().config(SIZE).life(true);

@@ -26,7 +26,12 @@ const PLACEMENT: &str = "placement";
 const GROUPED: &str = "grouped";
 
 /// The table of an index of this name.
-pub(crate) fn table_of(py: Python<'_>, index: &str, holders: Option<usize>) -> PyResult<IndexTable> {
+pub(crate) fn table_of(
+    py: Python<'_>,
+    index: &str,
+    holders: Option<usize>,
+    owners: bool,
+) -> PyResult<IndexTable> {
     let invalid = |text: String| error_of(py, "Invalid", text);
     let most = holders.unwrap_or(HOLDERS);
     let placement = match index {
@@ -42,7 +47,7 @@ pub(crate) fn table_of(py: Python<'_>, index: &str, holders: Option<usize>) -> P
         }
     };
     let wrong = |_| invalid(format!("holders is {most}; give 1 to {HOLDERS_MAX}"));
-    placement.map(IndexTable::Placement).map_err(wrong)
+    placement.map(|table| IndexTable::Placement(table.owners(owners))).map_err(wrong)
 }
 
 /// What texts are hashed with: 16 bytes, all 0 if nothing is given.

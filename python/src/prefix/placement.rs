@@ -4,21 +4,47 @@ use super::shelf::Shelf;
 use super::{GROUPED, PLACEMENT, keys_of, secret_of, table_of};
 use crate::calls::made;
 use crate::client::Client;
+use crate::convert::optional_seconds;
 use crate::counts;
-use oneread_prefix::{Digests, HolderPrefix, Keeps, Key, PrefixError};
+use crate::fork;
+use oneread_prefix::{Digests, HolderOptions, HolderPrefix, Keeps, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
 /// A worker that has blocks.
 #[pyo3::pyclass(frozen, eq, hash, module = "oneread")]
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub(crate) struct Holder {
     holder: oneread_prefix::Holder,
+    process: u64,
+}
+
+impl PartialEq for Holder {
+    fn eq(&self, other: &Holder) -> bool {
+        self.holder == other.holder
+    }
+}
+
+impl Eq for Holder {}
+
+impl std::hash::Hash for Holder {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.holder.hash(state);
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // A parent's connection stays as it is.
+        if self.process != fork::process() {
+            std::mem::forget(self.holder.clone());
+        }
+    }
 }
 
 impl Holder {
     pub(super) fn of(holder: oneread_prefix::Holder) -> Holder {
-        Holder { holder }
+        Holder { holder, process: fork::process() }
     }
 
     pub(super) fn inner(&self) -> &oneread_prefix::Holder {
@@ -44,6 +70,18 @@ impl Holder {
     #[getter]
     fn prefix_closed(&self) -> bool {
         self.holder.keeps() == Keeps::PrefixClosed
+    }
+
+    /// Whether it goes when nobody is there for it.
+    #[getter]
+    fn goes_by_itself(&self) -> bool {
+        self.holder.goes_by_itself()
+    }
+
+    /// Whether this object is there for it.
+    #[getter]
+    fn is_present(&self) -> bool {
+        self.holder.is_present()
     }
 
     fn __repr__(&self) -> String {
@@ -105,15 +143,16 @@ impl PlacementIndex {
     }
 
     /// What a `Server` for so many holders is made with, beside its size. `grouped`: eight neighbours of a prompt stand
-    /// in one entry.
+    /// in one entry. `owners`: holders may go by themselves.
     #[staticmethod]
-    #[pyo3(signature = (holders=1024, *, grouped=false))]
-    fn table(py: Python<'_>, holders: usize, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
+    #[pyo3(signature = (holders=1024, *, grouped=false, owners=false))]
+    fn table(py: Python<'_>, holders: usize, grouped: bool, owners: bool) -> PyResult<Bound<'_, PyDict>> {
         let index = if grouped { GROUPED } else { PLACEMENT };
-        table_of(py, index, Some(holders))?;
+        table_of(py, index, Some(holders), owners)?;
         let options = PyDict::new(py);
         options.set_item("index", index)?;
         options.set_item("holders", holders)?;
+        options.set_item("owners", owners)?;
         Ok(options)
     }
 
@@ -130,17 +169,26 @@ impl PlacementIndex {
     }
 
     /// The holder of this name; a new one if no live one has it. `prefix_closed`: it has no block without those before it,
-    /// and loses the last ones first; lookups then look at some of its blocks only.
-    #[pyo3(signature = (name, /, *, prefix_closed=false))]
-    fn holder(&self, py: Python<'_>, name: &str, prefix_closed: bool) -> PyResult<Holder> {
+    /// and loses the last ones first; lookups then look at some of its blocks only. `absent_for`: it goes by itself, when
+    /// nobody has had this object for so many seconds, because its process has ended.
+    #[pyo3(signature = (name, /, *, prefix_closed=false, absent_for=None))]
+    fn holder(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        prefix_closed: bool,
+        absent_for: Option<f64>,
+    ) -> PyResult<Holder> {
         let keeps = if prefix_closed { Keeps::PrefixClosed } else { Keeps::Any };
-        Ok(Holder { holder: self.shelf.ask(py, |index| index.holder_with(name, keeps))? })
+        let absent_for = optional_seconds(py, absent_for, "absent_for")?;
+        let options = HolderOptions::new().keeps(keeps).absent_for(absent_for);
+        Ok(Holder::of(self.shelf.ask(py, |index| index.holder_with(name, options))?))
     }
 
     /// All live holders.
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<Holder>> {
         let all = self.shelf.ask(py, oneread_prefix::PlacementIndex::holders)?;
-        Ok(all.into_iter().map(|holder| Holder { holder }).collect())
+        Ok(all.into_iter().map(Holder::of).collect())
     }
 
     /// Hides the holder of a name, or of this holder's name, whoever registered it: it has no block for any reader from
@@ -152,6 +200,11 @@ impl PlacementIndex {
             Err(_) => crate::convert::extracted(holder, "holder")?,
         };
         self.shelf.ask(py, |index| index.drop_holder(&name))
+    }
+
+    /// Drops holders that go by themselves and are gone. How many. Lookups leave them out in any case.
+    fn drop_absent(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shelf.ask(py, oneread_prefix::PlacementIndex::drop_absent)
     }
 
     /// Takes holders that were dropped out of the sets, in a step of about so many entries.
