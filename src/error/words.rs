@@ -38,7 +38,7 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 46] = [
+pub const NAMES: [Name; 47] = [
     name("`Backing::File`", "--region", "`region=`"),
     name("`Client::add`", "`oneread add`", "`Client.add`"),
     name("`Client::get`", "`oneread get`", "`Client.get`"),

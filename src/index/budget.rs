@@ -5,10 +5,19 @@ use crate::region::RegionError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+/// How long a table takes no more memory than it had when the system refused some. To ask again takes a put a
+/// millisecond.
+const REFUSED_NS: u64 = 1_000_000_000;
+/// The system gives what is asked for.
+const NOTHING_REFUSED: u64 = u64::MAX;
+
 /// How much memory segments and extents have together, and may have.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Budget {
     bytes_max: u64,
+    /// What they had when the system refused more, and until when that is the most.
+    refused_at: AtomicU64,
+    refused_until_ns: AtomicU64,
     taken: AtomicU64,
     /// Bytes that segments leave free for waiting values, and until when.
     wanted: AtomicU64,
@@ -17,7 +26,36 @@ pub(super) struct Budget {
 
 impl Budget {
     pub fn new(bytes_max: u64) -> Arc<Budget> {
-        Arc::new(Budget { bytes_max, ..Budget::default() })
+        let (taken, wanted, refused_at) = (0.into(), 0.into(), NOTHING_REFUSED.into());
+        let (wanted_until_ns, refused_until_ns) = (0.into(), 0.into());
+        Arc::new(Budget { bytes_max, refused_at, refused_until_ns, taken, wanted, wanted_until_ns })
+    }
+
+    /// Notes that the system has refused memory: for a while, the table has all that it may have.
+    pub fn refuse(&self, now_ns: u64) {
+        // What is given back meanwhile is there.
+        if self.was_refused(now_ns) {
+            return;
+        }
+        self.refused_until_ns.store(now_ns + REFUSED_NS, Ordering::Relaxed);
+        self.refused_at.store(self.taken(), Ordering::Relaxed);
+    }
+
+    /// Whether the system has refused memory a moment ago. Later it is asked again.
+    pub fn was_refused(&self, now_ns: u64) -> bool {
+        if self.refused_at.load(Ordering::Relaxed) == NOTHING_REFUSED {
+            return false;
+        }
+        let is_over = self.refused_until_ns.load(Ordering::Relaxed) <= now_ns;
+        if is_over {
+            self.refused_at.store(NOTHING_REFUSED, Ordering::Relaxed);
+        }
+        !is_over
+    }
+
+    /// The most that the table may have now.
+    fn bytes_max(&self) -> u64 {
+        self.bytes_max.min(self.refused_at.load(Ordering::Relaxed))
     }
 
     /// Bytes taken.
@@ -32,17 +70,17 @@ impl Budget {
 
     /// Whether values may take these bytes, too.
     pub fn has_for_values(&self, bytes: u64) -> bool {
-        self.taken() + bytes <= self.bytes_max
+        self.taken() + bytes <= self.bytes_max()
     }
 
     /// Takes these bytes for a segment, if they may be taken. Relaxed: it guards no memory, it only counts.
     pub fn take(&self, bytes: u64) -> bool {
-        self.take_up_to(bytes, self.bytes_max.saturating_sub(self.wanted()))
+        self.take_up_to(bytes, self.bytes_max().saturating_sub(self.wanted()))
     }
 
     /// Takes these bytes for values, if they may be taken. After that, no value waits.
     pub fn take_for_values(&self, bytes: u64) -> bool {
-        let is_taken = self.take_up_to(bytes, self.bytes_max);
+        let is_taken = self.take_up_to(bytes, self.bytes_max());
         if is_taken {
             self.wanted.store(0, Ordering::Relaxed);
         }
@@ -121,5 +159,18 @@ mod tests {
         assert!(!budget.is_short() && !budget.take(701) && budget.wants(19));
         assert!(!budget.wants(20) && budget.take(1_000), "their time is over");
         assert_eq!(budget.taken(), 1_000);
+    }
+    /// What the system refuses is no memory of the table, for a while; what is given back meanwhile is there again.
+    #[test]
+    fn what_was_refused_is_asked_for_again() {
+        let budget = Budget::new(1_000);
+        assert!(budget.take_for_values(600) && !budget.was_refused(0));
+        budget.refuse(5);
+        assert!(budget.was_refused(5) && budget.was_refused(4 + REFUSED_NS));
+        assert!(!budget.has(1) && !budget.take(1) && !budget.take_for_values(1));
+        budget.give(100);
+        budget.refuse(6);
+        assert!(budget.has(100) && !budget.has(101) && budget.take_for_values(100));
+        assert!(!budget.was_refused(5 + REFUSED_NS) && budget.has(400) && !budget.has(401));
     }
 }

@@ -208,6 +208,10 @@ impl Index {
                 Err(NoMemory::Refused(full @ PutError::HeapFull { .. })) => {
                     self.evict_for_extent(before.len() + len, full)?
                 }
+                Err(NoMemory::Refused(refused @ PutError::HeapMemory { .. })) if self.evicts() => {
+                    extents.refuse_more();
+                    self.evict_for_extent(before.len() + len, refused)?
+                }
                 Err(NoMemory::Refused(error)) => return Err(error),
                 // Without memory for a reserve no extent moves. The evicted ones make the room.
                 Err(NoMemory::Busy(wait)) if self.evicts() && extents.is_at_bound() => {

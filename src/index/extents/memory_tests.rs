@@ -1,6 +1,6 @@
 use super::Extents;
 use crate::base::clock::Clock;
-use crate::config::{Config, TableSize};
+use crate::config::{Config, Evict, TableSize};
 use crate::index::Index;
 use crate::index::budget::Registrar;
 use crate::layout::hash::First;
@@ -133,4 +133,73 @@ fn a_block_is_ready_for_each_thread_that_uses_it() {
     extents.register_with(Arc::downgrade(&registrar));
     assert_eq!(index.put(b"key", &[1; 1_000], PutMode::Insert), Ok(PutOutcome::Inserted));
     assert_eq!(another.made_ready.load(Ordering::Relaxed), 2);
+}
+
+/// Gives memory for so many blocks, and refuses more. Counts how often it was asked.
+struct SomeBlocks {
+    blocks: AtomicU64,
+    asked: AtomicU64,
+}
+
+impl Registrar for SomeBlocks {
+    fn before_use(&self, _memory: u32) -> Result<(), RegionError> {
+        Ok(())
+    }
+
+    fn before_use_of_block(&self, _block: u64) -> Result<(), RegionError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let fewer = |blocks: u64| blocks.checked_sub(1);
+        match self.blocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(RegionError::NoRoom { need: 1, left: 0, of: "the system".into() }),
+        }
+    }
+}
+
+/// A table that grows, to whose heap the system gives this number of blocks.
+fn with_some_blocks(blocks: u64) -> (Index, Clock, Arc<SomeBlocks>) {
+    let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(256) };
+    let config = Config { size, value_max: 16 << 10, ..Config::short() }.inline_max(30);
+    let geometry = config.geometry().unwrap();
+    let clock = Clock::manual();
+    let index = Index::create(Region::private(geometry.region_bytes()), geometry, clock.clone()).unwrap();
+    let some = Arc::new(SomeBlocks { blocks: blocks.into(), asked: 0.into() });
+    let registrar: Arc<dyn Registrar> = some.clone();
+    index.table().extents().unwrap().register_with(Arc::downgrade(&registrar));
+    (index, clock, some)
+}
+
+/// The system refuses memory long before the table has all that it may have. In one that evicts, others leave for a value, as if
+/// it were full.
+#[test]
+fn values_make_room_where_the_system_refuses_memory() {
+    const PUTS: u64 = 2_000;
+    let value = [7; 16_000];
+    for (policy, _) in Evict::ALL {
+        let (index, clock, some) = with_some_blocks(4);
+        let index = index.with_eviction(policy).unwrap();
+        for n in 0..PUTS {
+            clock.advance(Duration::from_micros(5));
+            assert_eq!(
+                index.put(&n.to_le_bytes(), &value, PutMode::Insert),
+                Ok(PutOutcome::Inserted),
+                "{policy} {n}"
+            );
+        }
+        let (gone, heap) = (index.evictions(), index.heap());
+        assert!(gone.for_heap > PUTS / 2, "{policy}: {gone:?}");
+        assert!(heap.values > 8 && heap.values < PUTS / 2, "{policy}: {heap:?}");
+        let last = index.reader().get_into(&(PUTS - 1).to_le_bytes(), &mut Vec::new());
+        assert_eq!(last, Ok(true), "{policy}");
+        // Each time takes a put a millisecond.
+        let (asked, seconds) = (some.asked.load(Ordering::Relaxed), clock.now_ns() / 1_000_000_000);
+        assert!(asked <= 4 + seconds + 1, "{policy}: asked {asked} times in {seconds} s");
+    }
+    // Nothing may leave: the put says who refused, and the next one asks again.
+    let (index, _, some) = with_some_blocks(4);
+    let refused =
+        (0..PUTS).map(|n| index.put(&n.to_le_bytes(), &value, PutMode::Insert)).find_map(Result::err);
+    assert_eq!(refused, Some(PutError::HeapMemory { given: 16_000 }));
+    some.blocks.store(1, Ordering::Relaxed);
+    assert_eq!(index.put(b"next", &value, PutMode::Insert), Ok(PutOutcome::Inserted));
 }

@@ -181,13 +181,14 @@ impl Extents {
     /// Allocates memory and a number for an extent of this length. The key has this hash.
     pub fn draft(self: &Arc<Extents>, hash: First, len: usize) -> Result<ExtentDraft, NoMemory> {
         let bytes = extent_bytes(len);
+        let was_refused = self.budget.was_refused(self.clock.now_ns());
         let at = {
             let mut state = lock(&self.heap);
             state.heap.allocate(bytes, self.clock.now_ns())
         };
         let at = at.map_err(|why| match why {
             HeapError::Busy { wait } => NoMemory::Busy(wait),
-            HeapError::Length | HeapError::Full => NoMemory::Refused(self.full()),
+            HeapError::Length | HeapError::Full => NoMemory::Refused(self.full(len, was_refused)),
         })?;
         if let Err(why) = self.back(at) {
             let mut state = lock(&self.heap);
@@ -198,7 +199,7 @@ impl Extents {
                 state.heap.give_back_without_memory(at, bytes);
             }
             drop(state);
-            let Some(why) = why else { return Err(NoMemory::Refused(self.full())) };
+            let Some(why) = why else { return Err(NoMemory::Refused(self.full(len, was_refused))) };
             tracing::error!(%why, "memory for a long value is refused");
             return Err(NoMemory::Refused(PutError::HeapMemory { given: len }));
         }
@@ -206,7 +207,10 @@ impl Extents {
         Ok(ExtentDraft { extents, reference, written: 0, partial: [0; WORD], is_named: false })
     }
 
-    fn full(&self) -> PutError {
+    fn full(&self, given: usize, was_refused: bool) -> PutError {
+        if was_refused {
+            return PutError::HeapMemory { given };
+        }
         let HeapCounts { live_bytes, heap_bytes, .. } = self.counts();
         // Where a table grows, keys may have the rest.
         let heap_bytes = if self.is_at_bound() { self.backed_bytes() } else { heap_bytes };
@@ -268,6 +272,14 @@ impl Extents {
             self.budget.give(space.block_bytes);
         }
         backed.map_err(Some)
+    }
+
+    /// The system has refused memory, and entries make room. In a table that grows, as in one that has all the memory that
+    /// it may have: for a while the system is not asked again, and segments give some (Z5).
+    pub fn refuse_more(&self) {
+        if self.geometry.grows() {
+            self.budget.refuse(self.clock.now_ns());
+        }
     }
 
     /// Whether there is memory behind the block of this place.
