@@ -18,7 +18,7 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 109 series of a server, whatever its table holds: 24 of them are the
+//! a system call or two. There are at most 111 series of a server, whatever its table holds: 24 of them are the
 //! histogram of puts.
 //!
 //! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
@@ -34,7 +34,9 @@
 use crate::base::times::{TIME_RANGES, TimeCounts};
 use crate::client::{Client, ClientStats};
 use crate::index::Index;
-use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
+use crate::outcome::{
+    EvictCounts, GetCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts,
+};
 use crate::server::{ClientMemoryCounts, MailboxCounts, RefusedCounts, Server};
 use crate::wire::{ServerTimes, SnapshotStatus};
 use ::metrics::{Key, Label, Level, Metadata, Recorder, Unit, with_recorder};
@@ -351,7 +353,10 @@ struct ServerFigures {
     mailboxes: MailboxCounts,
     memory: ClientMemoryCounts,
     times: ServerTimes,
+    gets: GetCounts,
 }
+
+const GETS: &str = "GETs of clients on this host, and over TCP, by whether they found their key.";
 
 const PUT_SECONDS: Metric =
     Metric { name: "oneread_put_seconds", help: "How long the server took for a put.", label: None };
@@ -363,6 +368,8 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
     Row::gauge("oneread_connections_limit", "The most connections that there may be.", |of| {
         of.clients_max as f64
     }),
+    Row::by("oneread_gets_total", GETS, ("result", "hit"), |of| of.gets.hits),
+    Row::by("oneread_gets_total", GETS, ("result", "miss"), |of| of.gets.misses()),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "full"), |of| of.refused.full),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "heap_full"), |of| of.refused.heap_full),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "heap_busy"), |of| of.refused.heap_busy),
@@ -541,6 +548,7 @@ impl Counted for Server {
             mailboxes: self.mailbox_counts(),
             memory: self.client_memory(),
             times: self.times(),
+            gets: self.get_counts(),
         };
         visit_rows(OF_SERVER, &figures, &mut each);
         if figures.times.is_timed != 0 {
@@ -716,8 +724,9 @@ mod tests {
                 (times.feed_lag, times.feed_gaps) = (22, 23);
                 times
             },
+            gets: GetCounts { gets: 29 + 30, hits: 29 },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=28));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=30));
 
         let starts =
             StartCounts { started: 1, slots_max: 2, heap_bytes: 3, heap_bytes_max: 4, late: 5, refused: 6 };

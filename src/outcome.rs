@@ -116,6 +116,30 @@ impl EvictCounts {
     }
 }
 
+/// GETs that were answered: of clients on the server's host, which look by themselves and tell what they have counted every 64
+/// GETs, and of those that ask the server, over TCP. READs over RDMA are not among them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[non_exhaustive]
+pub struct GetCounts {
+    /// GETs that were answered.
+    pub gets: u64,
+    /// Of these, those that found their key.
+    pub hits: u64,
+}
+
+impl GetCounts {
+    /// GETs that found no key.
+    pub fn misses(&self) -> u64 {
+        self.gets.saturating_sub(self.hits)
+    }
+
+    /// What was counted since an earlier count. A hit that was taken back counts less than none.
+    pub(crate) fn since(self, earlier: GetCounts) -> GetCounts {
+        GetCounts { gets: self.gets.wrapping_sub(earlier.gets), hits: self.hits.wrapping_sub(earlier.hits) }
+    }
+}
+
 /// What a server notes of entries in memory of its own ([`Index::notes`](crate::embedded::Index::notes)): so many at
 /// present, each some dozen bytes. None is kept of entries that have gone, but for those of `records` that say so.
 #[repr(C)]

@@ -25,6 +25,7 @@
 //! | all handles of a pool ([`ClientPool::stats`](crate::ClientPool::stats)) | the same, added up |
 //! | a server ([`Server::stats`](crate::Server::stats), or asked by a client) | [`ServerStats`] |
 //! | a server, of the requests that it refused ([`Server::refused`](crate::Server::refused)) | [`RefusedCounts`] |
+//! | a server, of GETs on its host and over TCP ([`Server::get_counts`](crate::Server::get_counts), or asked by a client) | [`GetCounts`] |
 //! | a server, of what clients hold ([`Server::client_memory`](crate::Server::client_memory), or asked by a client) | [`ClientMemoryCounts`], [`HeldCounts`] |
 //! | a server that takes the times of puts ([`ServerConfig::timed`](crate::ServerConfig::timed)) | [`ServerTimes`] |
 //! | a handle that takes those of GETs ([`ClientOptions::timed`](crate::ClientOptions::timed)) | [`TimeCounts`] |
@@ -36,6 +37,9 @@ pub use crate::base::times::{TIME_RANGES, TimeCounts};
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
 pub use crate::log::LogStatus;
 pub use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
+pub use crate::outcome::{
+    EvictCounts, GetCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts,
+};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
 pub use crate::server::{
     ClientMemoryCounts, MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped,

@@ -3,10 +3,15 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What users of Redis type, and what to type instead.
-const COMMANDS: [(&[&str], &str); 16] = [
+const COMMANDS: [(&[&str], &str); 17] = [
     (&["mget"], "`oneread get` takes several keys"),
     (&["setnx"], "`oneread put --insert KEY VALUE` puts only keys that are absent"),
-    (&["mset", "import"], "`oneread load FILE` puts many keys"),
+    (&["mset"], "`oneread load FILE` puts many keys"),
+    (
+        &["import"],
+        "`oneread load FILE` puts many keys; what a cache of diskcache's has, `python -m oneread import diskcache DIRECTORY` \
+         takes over: that is in the Python package",
+    ),
     (&["list", "export"], "`oneread scan --values` prints all keys and values"),
     (&["exists", "strlen"], "`oneread get KEY` has exit status 1 if the key is absent"),
     (&["dbsize", "status"], "`oneread stat` counts keys and changes, --watch again and again"),

@@ -34,6 +34,9 @@ mod top;
 mod users;
 mod watch;
 
+#[cfg(feature = "metrics")]
+pub use serve::answer_scrapes;
+
 use clap::{CommandFactory, Parser, Subcommand};
 use oneread::internals::words::{self, Door};
 use oneread_kit::escape::{self, Form};

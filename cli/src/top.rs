@@ -22,8 +22,8 @@ use unicode_width::UnicodeWidthStr;
   oneread top --every 5s
   oneread top --once             one table, with the rates of a second
 
-Rates are of the time since the last look. A GET asks no server, so a server
-counts none: a program that reads has its own counts. The times of puts are
+Rates are of the time since the last look. GETs are those of clients on the
+server's host, which tell it every 64, and over TCP. The times of puts are
 those in the server, without the way there and back, of a server with
 --put-times or --metrics. `oneread stat` has more figures.")]
 pub struct Top {
@@ -136,6 +136,10 @@ impl Seen<'_> {
         let mut counted = |name: &str, figure: Figure| {
             table.row([name.into(), show::count(figure(self.now)), blank(), self.rate(figure)]);
         };
+        if self.now.told.gets.is_some() {
+            counted("GETs: hits", |look| look.told.gets.map_or(0, |gets| gets.hits));
+            counted("GETs: misses", |look| look.told.gets.map_or(0, |gets| gets.misses()));
+        }
         counted("puts: new keys", |look| look.told.stats.inserts);
         counted("puts: new values", |look| look.told.stats.updates);
         counted("puts that waited", |look| look.told.stats.waits);
@@ -215,7 +219,6 @@ impl Seen<'_> {
         lines.push(String::new());
         lines.push(shortened(&self.put_times(), room));
         lines.extend(self.slowest(width.unwrap_or(80), 2));
-        lines.push(shortened("GETs do not ask the server: their counts are the clients' own.", room));
         lines
     }
 
@@ -234,7 +237,7 @@ impl Seen<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oneread::stats::{EvictCounts, NoteCounts};
+    use oneread::stats::{EvictCounts, GetCounts, NoteCounts};
 
     fn look(at: Instant, n: u64) -> Look {
         let mut told = Told::default();
@@ -244,6 +247,7 @@ mod tests {
         (told.growth.segments, told.growth.segments_max, told.growth.splitting) = (40_000, 4_000_000, 2);
         (told.growth.bytes_backed, told.growth.bytes_max) = (96 << 30, 512 << 30);
         told.heap.heap_bytes = 512 << 30;
+        told.gets = Some(GetCounts::default());
         let mut times = ServerTimes::default();
         (times.expired, times.is_timed, times.puts.ranges[3]) = (n / 2, 1, n);
         for slow in &mut times.slowest {

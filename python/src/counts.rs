@@ -1,7 +1,7 @@
 //! Counts as dicts.
 
 use crate::calls::made;
-use oneread::stats::{ClientStats, GrowthCounts, ServerStats, SnapshotStatus};
+use oneread::stats::{ClientStats, GetCounts, GrowthCounts, ServerStats, SnapshotStatus};
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -58,6 +58,13 @@ pub(crate) fn of_server<'py>(py: Python<'py>, stats: &ServerStats) -> PyResult<B
         pid,
         incarnation
     ))
+}
+
+/// GETs of clients on the server's host, and over TCP.
+pub(crate) fn of_gets<'py>(py: Python<'py>, counts: &GetCounts) -> PyResult<Bound<'py, PyDict>> {
+    let all = dict!(py, counts, gets, hits);
+    all.set_item("misses", counts.misses())?;
+    Ok(all)
 }
 
 /// What a table is made of, and what it did to grow and shrink.

@@ -59,7 +59,7 @@ pub(crate) struct Server {
     address: String,
     tcp: Option<String>,
     /// `None` once it was stopped.
-    running: Mutex<Option<oneread::Server>>,
+    running: Arc<Mutex<Option<oneread::Server>>>,
 }
 
 impl Server {
@@ -114,7 +114,7 @@ impl Server {
         }
         let address = started.address().to_string();
         let tcp = started.tcp_address().map(|at| Address::Tcp(at.clone()).to_string());
-        Ok(Server { process: fork::process(), address, tcp, running: Mutex::new(Some(started)) })
+        Ok(Server { process: fork::process(), address, tcp, running: Arc::new(Mutex::new(Some(started))) })
     }
 
     /// The address that clients connect to.
@@ -146,9 +146,21 @@ impl Server {
         counts::of_server(py, &stats)
     }
 
+    /// How many GETs clients on this host, and over TCP, have made: `gets`, of these `hits` and `misses`.
+    fn get_counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_gets(py, &self.with(py, oneread::Server::get_counts)?)
+    }
+
     /// What the table is made of, and what it did to grow and shrink; all 0 for a table of one size.
     fn growth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         counts::of_growth(py, &self.with(py, oneread::Server::growth)?)
+    }
+
+    /// Answers scrapes of Prometheus at an address, as in `127.0.0.1:9464`, until this process ends. Returns where.
+    fn answer_scrapes(&self, py: Python<'_>, address: &str) -> PyResult<String> {
+        self.with(py, |_| ())?;
+        let answers = oneread_cli::answer_scrapes(address, Arc::clone(&self.running));
+        answers.map_err(|why| error_of(py, "OnereadError", why.to_string()))
     }
 
     /// What became of the snapshots. `None` without `snapshots=`.

@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::error::AskError;
-use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, NoteCounts, PutError};
+use crate::outcome::{EvictCounts, GetCounts, GrowthCounts, HeapCounts, NoteCounts, PutError};
 use crate::wire::{HeldCounts, Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
 use std::time::Instant;
 
@@ -125,6 +125,20 @@ impl Client {
     pub fn held(&mut self) -> Result<Option<HeldCounts>, AskError> {
         self.ask_for(&Request::Held, |reply| match reply {
             Reply::Held(counts) => Some(Some(counts)),
+            Reply::Put(Err(PutError::OldServer)) => Some(None),
+            _ => None,
+        })
+    }
+
+    /// Returns how many GETs clients on the server's host have made since it started, and clients over TCP, and how many of
+    /// these found their key. `None` from a server that does not know this request yet.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer.
+    pub fn get_counts(&mut self) -> Result<Option<GetCounts>, AskError> {
+        self.publish();
+        self.ask_for(&Request::GetCounts, |reply| match reply {
+            Reply::GetCounts(counts) => Some(Some(counts)),
             Reply::Put(Err(PutError::OldServer)) => Some(None),
             _ => None,
         })

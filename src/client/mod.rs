@@ -49,11 +49,13 @@ use crate::address::Address;
 use crate::base::times::TimeCounts;
 use crate::encryption::Encryption;
 use crate::layout::geometry::Geometry;
-use crate::reader::DirectAnswers;
+use crate::outcome::GetCounts;
+use crate::reader::{DirectAnswers, GetStats};
 use crate::region::Region;
 use crate::wire::{Reply, Request};
 use counters::GETS_APART;
 use handle::{Deadline, Handle, Posted};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
@@ -155,6 +157,9 @@ pub struct Client {
     direct: DirectAnswers,
     counters: ClientCounters,
     gets_until_published: u64,
+    /// What the server was told of its GETs, and the handle's number among those of this host, or another's.
+    told: GetCounts,
+    number: usize,
 }
 
 /// How the client reaches the server's region.
@@ -212,8 +217,13 @@ impl Client {
     }
 
     fn new(address: Address, options: ClientOptions, path: ServerPath) -> Client {
-        let (stats, direct, counters) = Default::default();
-        Client { address, options, path, stats, direct, counters, gets_until_published: GETS_APART }
+        /// Handles of this process so far.
+        static HANDLES: AtomicUsize = AtomicUsize::new(0);
+        let (stats, direct, counters, told) = Default::default();
+        // Processes begin elsewhere, so that few handles share a number.
+        let number = (std::process::id() as usize).wrapping_add(HANDLES.fetch_add(1, Ordering::Relaxed));
+        let gets_until_published = GETS_APART;
+        Client { address, options, path, stats, direct, counters, gets_until_published, told, number }
     }
 
     /// The server's address.
@@ -294,7 +304,22 @@ impl Client {
     #[cold]
     fn publish(&mut self) {
         self.gets_until_published = GETS_APART;
-        self.counters.publish(self.stats());
+        let stats = self.stats();
+        self.counters.publish(stats);
+        self.tell_gets(&stats.get);
+    }
+
+    /// Tells a server of this host how many GETs this handle has made since it last told. Others count them themselves, or
+    /// do not hear of them.
+    fn tell_gets(&mut self, stats: &GetStats) {
+        let now = GetCounts { gets: stats.gets, hits: stats.hits };
+        let since = now.since(std::mem::replace(&mut self.told, now));
+        match &self.path {
+            ServerPath::Shm(handle) if since != GetCounts::default() => handle.tell_gets(self.number, since),
+            ServerPath::Shm(_) | ServerPath::Tcp(_) => {}
+            #[cfg(feature = "verbs")]
+            ServerPath::Verbs(_) => {}
+        }
     }
 
     /// Counts a failed GET, and tells other threads what has been done.
@@ -428,6 +453,15 @@ impl Client {
     fn misunderstood(&mut self) -> AskError {
         self.disconnect();
         AskError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
+    }
+}
+
+/// The server is told of the last GETs. A child made by `fork` has a copy of the handle, which has told nothing.
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.check_process().is_ok() {
+            self.publish();
+        }
     }
 }
 

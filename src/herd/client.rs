@@ -229,6 +229,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Notes
         | Request::Evictions
         | Request::Held
+        | Request::GetCounts
         | Request::Feed(_)
         | Request::UploadPiece { .. }
         | Request::UploadDrop

@@ -24,6 +24,7 @@
 mod backing;
 mod error;
 mod file;
+mod get_counts;
 mod huge;
 mod look;
 mod mapping;
@@ -40,6 +41,7 @@ mod words;
 
 pub use backing::Backing;
 pub use error::RegionError;
+pub(crate) use get_counts::GetCountMap;
 pub use room::MemoryShare;
 pub(crate) use touches::TouchMap;
 pub use words::Region;

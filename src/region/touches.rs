@@ -50,8 +50,14 @@ impl TouchMap {
     ///
     /// # Errors
     /// [`RegionError`] when it cannot be mapped, or is not sealed.
+    #[cfg(test)]
     pub fn map(fd: OwnedFd) -> Result<TouchMap, RegionError> {
-        Ok(TouchMap::over(Region::map_exchange(fd)?, None))
+        Ok(TouchMap::in_memory(Region::map_exchange(fd)?))
+    }
+
+    /// The map in memory that a server has handed over.
+    pub fn in_memory(memory: Region) -> TouchMap {
+        TouchMap::over(memory, None)
     }
 
     fn over(memory: Region, handed: Option<OwnedFd>) -> TouchMap {

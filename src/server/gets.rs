@@ -3,7 +3,6 @@
 
 use super::shared::ServerState;
 use crate::fabric::shm::Shm;
-use crate::index::Index;
 use crate::layout::extent::Reference;
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::reader::{Answers, Noting, Present, Reader, StoredAnswer};
@@ -17,20 +16,20 @@ pub(super) fn answer(shared: &ServerState, id: u64, request: &GetsRequest<'_>, o
     let wants = request.wants;
     if wants.bits {
         let mut bits: SmallVec<[u64; 4]> = SmallVec::from_elem(0, keys.len().div_ceil(64));
-        return match look(&shared.index, &keys, &mut Present::new(&mut bits)) {
+        return match look(shared, &keys, &mut Present::new(&mut bits)) {
             Ok(()) => wire::encode_bits(out, id, &bits),
             Err(error) => GotWriter::<false>::new(out, id, wants).fail(id, &error),
         };
     }
     match wants.lives {
-        false => write(&shared.index, id, &keys, GotWriter::<false>::new(out, id, wants)),
-        true => write(&shared.index, id, &keys, GotWriter::<true>::new(out, id, wants)),
+        false => write(shared, id, &keys, GotWriter::<false>::new(out, id, wants)),
+        true => write(shared, id, &keys, GotWriter::<true>::new(out, id, wants)),
     }
 }
 
-fn write<const LIVES: bool>(index: &Index, id: u64, keys: &[&[u8]], writer: GotWriter<'_, LIVES>) {
+fn write<const LIVES: bool>(shared: &ServerState, id: u64, keys: &[&[u8]], writer: GotWriter<'_, LIVES>) {
     let mut entries = Entries(writer);
-    match look(index, keys, &mut entries) {
+    match look(shared, keys, &mut entries) {
         Ok(()) => entries.0.finish(),
         Err(error) => entries.0.fail(id, &error),
     }
@@ -39,21 +38,27 @@ fn write<const LIVES: bool>(index: &Index, id: u64, keys: &[&[u8]], writer: GotW
 /// Looks up all keys until there is no room. In a table that evicts, notes the keys that it finds, as clients on shm
 /// do.
 fn look(
-    index: &Index,
+    shared: &ServerState,
     keys: &[&[u8]],
     answers: &mut (impl Answers + TakesReference),
 ) -> Result<(), ReadError> {
-    if index.touches().is_none() {
-        return look_for(index.reader(), keys, answers);
-    }
-    let note = |number: usize| index.note_read(keys[number]);
-    look_for(index.reader(), keys, &mut Noting { answers, note })
+    let index = &shared.index;
+    let mut reader = index.reader();
+    let looked = match index.touches() {
+        None => look_for(&mut reader, keys, answers),
+        Some(_) => {
+            let note = |number: usize| index.note_read(keys[number]);
+            look_for(&mut reader, keys, &mut Noting { answers, note })
+        }
+    };
+    shared.count_gets(reader.stats());
+    looked
 }
 
 /// Looks up all keys at once, in order and with overlapping loads. Then looks up those that were not found at once, one
 /// by one.
 fn look_for(
-    mut reader: Reader<'_, Shm<'_>>,
+    reader: &mut Reader<'_, Shm<'_>>,
     keys: &[&[u8]],
     answers: &mut (impl Answers + TakesReference),
 ) -> Result<(), ReadError> {

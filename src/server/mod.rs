@@ -54,8 +54,8 @@ use crate::faults;
 use crate::files;
 use crate::index::{Index, Recovered, Restored};
 use crate::layout::control::LastSnapshot;
-use crate::outcome::GrowthCounts;
-use crate::region::Backing;
+use crate::outcome::{GetCounts, GrowthCounts};
+use crate::region::{Backing, GetCountMap};
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};
 use caller::Tokens;
@@ -246,6 +246,9 @@ impl Server {
             mailboxes: MailboxCounters::default(),
             refused: RefusedCounters::default(),
             feed_bytes: config.feed_bytes,
+            get_counts: GetCountMap::make()
+                .inspect_err(|why| tracing::warn!(%why, "GETs of clients are not counted"))
+                .ok(),
             followers: feed::FollowerCounters::default(),
             parking: ParkRoom::default(),
             put_times: config.timed.then(|| Box::new(PutTimes::new())),
@@ -449,6 +452,11 @@ impl Server {
     /// without [`ServerConfig::snapshots`].
     pub fn ask_for_snapshot(&self) -> Option<SnapshotStatus> {
         self.shared.saver.as_ref().map(Saver::ask)
+    }
+
+    /// How many GETs clients on this host, and over TCP, have made.
+    pub fn get_counts(&self) -> GetCounts {
+        self.shared.get_counts()
     }
 
     /// The server's counters.

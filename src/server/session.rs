@@ -10,7 +10,7 @@ use super::{gets, tcp};
 use crate::faults::{Rule, obey};
 use crate::mailbox::memory;
 use crate::outcome::with_causes;
-use crate::region::TouchMap;
+use crate::region::{GetCountMap, TouchMap};
 use crate::wire::proof::{self, Nonce};
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -458,7 +458,9 @@ impl Session {
             (Standing::Quiet(Guest::Local(admission)), Request::Hello { version: PROTOCOL_VERSION }) => {
                 let region = shared.index.region().shared().ok_or("the region is private")?;
                 let touches = shared.index.touches().and_then(TouchMap::handed);
-                self.send_with(id, &Reply::WELCOME, &region, touches)?;
+                let counts = shared.get_counts.as_ref().and_then(GetCountMap::handed);
+                let notes: SmallVec<[&OwnedFd; 2]> = touches.into_iter().chain(counts).collect();
+                self.send_with(id, &Reply::WELCOME, &region, &notes)?;
                 Standing::In(admission)
             }
             (Standing::Quiet(Guest::Far(host)), Request::Hello { version: PROTOCOL_VERSION }) => {
@@ -504,7 +506,7 @@ impl Session {
         }
         let why = match ServerMailbox::new(room, geometry) {
             Ok(Some((mailbox, memory))) => {
-                self.send_with(id, &Reply::Mailbox { version }, &memory, None)?;
+                self.send_with(id, &Reply::Mailbox { version }, &memory, &[])?;
                 self.mailbox = Some(mailbox);
                 self.has_rung = true;
                 return Ok(());
@@ -527,13 +529,13 @@ impl Session {
         id: u64,
         reply: &Reply,
         memory: &impl AsFd,
-        second: Option<&OwnedFd>,
+        others: &[&OwnedFd],
     ) -> Result<(), String> {
         let mut out = Vec::new();
         reply.encode(id, &mut out);
-        let fds: SmallVec<[BorrowedFd<'_>; 2]> =
-            std::iter::once(memory.as_fd()).chain(second.map(AsFd::as_fd)).collect();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let fds: SmallVec<[BorrowedFd<'_>; 3]> =
+            std::iter::once(memory.as_fd()).chain(others.iter().map(AsFd::as_fd)).collect();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         // The socket's buffer is empty, so these few bytes are sent whole or not at all.

@@ -13,9 +13,11 @@ use crate::base::sync::lock_std;
 use crate::files;
 use crate::index::{Index, OwnerClaim};
 use crate::layout::extent::Expected;
+use crate::outcome::GetCounts;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
-use crate::region::Region;
+use crate::reader::GetStats;
+use crate::region::{GetCountMap, Region};
 use crate::tls::ServerTls;
 use crate::wire::{self, HeldCounts, Refusal, Reply, Request, ServerStats, ServerTimes};
 use rustc_hash::FxHashMap;
@@ -116,6 +118,8 @@ pub(crate) struct ServerState {
     pub(super) refused: RefusedCounters,
     /// The memory that the feed's records may take.
     pub(super) feed_bytes: u64,
+    /// What clients on this host count their GETs in, and this server those that it is asked for.
+    pub(super) get_counts: Option<GetCountMap>,
     /// Counts of what its followers were told.
     pub(super) followers: feed::FollowerCounters,
     /// What requests that wait may take.
@@ -141,6 +145,18 @@ impl ServerState {
     /// Counts of what is held for clients, and by them.
     pub(super) fn held(&self) -> HeldCounts {
         HeldCounts::new(self.index.starts(), self.client_memory.counts())
+    }
+
+    /// GETs of clients.
+    pub(super) fn get_counts(&self) -> GetCounts {
+        self.get_counts.as_ref().map(GetCountMap::sum).unwrap_or_default()
+    }
+
+    /// Counts GETs that the server has answered.
+    pub(super) fn count_gets(&self, stats: GetStats) {
+        let counts = GetCounts { gets: stats.gets, hits: stats.hits };
+        // As the handle of a client: workers share a cell.
+        self.get_counts.iter().for_each(|map| map.add(0, counts));
     }
 
     pub(super) fn stats(&self) -> ServerStats {
@@ -298,6 +314,7 @@ impl ServerState {
             Request::Notes => Reply::Notes(self.index.notes()),
             Request::Evictions => Reply::Evictions(self.index.evictions()),
             Request::Held => Reply::Held(self.held()),
+            Request::GetCounts => Reply::GetCounts(self.get_counts()),
             Request::Times => Reply::Times(Box::new(self.times())),
             Request::Feed(request) => {
                 let (room, followers) = (caller.feed_room(), &self.followers);
@@ -346,7 +363,10 @@ impl ServerState {
 
     fn look_up(&self, key: &[u8]) -> Reply {
         let (mut value, max) = (Vec::new(), wire::frame_value_max(self.index.geometry()));
-        match self.index.reader().get_range(key, 0..max, &mut value) {
+        let mut reader = self.index.reader();
+        let found = reader.get_range(key, 0..max, &mut value);
+        self.count_gets(reader.stats());
+        match found {
             // Clients READ longer values.
             Ok(Some(given)) if given > max => Reply::Put(Err(PutError::ValueLength { given, max })),
             Ok(found) => {

@@ -53,6 +53,7 @@ pub(super) fn shared() -> ServerState {
         mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max, &client_memory),
         client_memory,
         feed_bytes: config.feed_bytes,
+        get_counts: None,
         followers: FollowerCounters::default(),
         parking: ParkRoom::default(),
         put_times: None,

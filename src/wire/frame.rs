@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 pub const PROTOCOL_VERSION: u32 = 2;
 /// The *level* of requests that this version knows beyond the first ones of its protocol
 /// ([`Request::level`](super::Request::level)). A server's welcome has its level; a server that knows none has 0.
-pub const LEVEL: u16 = 6;
+pub const LEVEL: u16 = 7;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;

@@ -6,7 +6,8 @@ use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
 use crate::outcome::{
-    EvictCounts, GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound, SwapOutcome,
+    EvictCounts, GetCounts, GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound,
+    SwapOutcome,
 };
 use crate::part::{PartEffect, PartError, PartOutcome};
 use crate::wire::proof::{Nonce, TokenProof};
@@ -36,6 +37,7 @@ mod status {
     pub const TAKEN: u16 = 18;
     pub const CLEARED: u16 = 19;
     pub const HELD: u16 = 20;
+    pub const GET_COUNTS: u16 = 21;
     pub const TIMES: u16 = 62;
     pub const NOTES: u16 = 65;
     pub const EVICTIONS: u16 = 66;
@@ -124,6 +126,8 @@ pub enum Reply {
     Times(Box<ServerTimes>),
     /// What clients hold, or what is held for them.
     Held(HeldCounts),
+    /// How many GETs clients have made.
+    GetCounts(GetCounts),
     /// A part of an upload was taken, or an upload dropped.
     Taken,
     /// The request belongs to no upload, or does not fit the present one, which is dropped.
@@ -218,6 +222,7 @@ impl Reply {
             Reply::Evictions(counts) => reply(status::EVICTIONS, bytemuck::bytes_of(counts)),
             Reply::Times(times) => reply(status::TIMES, bytemuck::bytes_of(&**times)),
             Reply::Held(counts) => reply(status::HELD, bytemuck::bytes_of(counts)),
+            Reply::GetCounts(counts) => reply(status::GET_COUNTS, bytemuck::bytes_of(counts)),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
             Reply::Put(Err(error))
@@ -359,6 +364,9 @@ impl Reply {
             }
             status::HELD => {
                 Reply::Held(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::GET_COUNTS => {
+                Reply::GetCounts(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
             }
             status::TAKEN => Reply::Taken,
             status::UNFIT => Reply::Unfit,

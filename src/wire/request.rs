@@ -56,6 +56,7 @@ mod op {
     pub const REMOVE_IF_EXTENT: u16 = 24;
     pub const CLEAR: u16 = 25;
     pub const HELD: u16 = 26;
+    pub const GET_COUNTS: u16 = 27;
     pub const PUT_FOR: u16 = 60;
     pub const PIN: u16 = 70;
     pub const UNPIN: u16 = 71;
@@ -256,6 +257,8 @@ pub enum Request<'a> {
     Times,
     /// Asks what clients hold, or what is held for them.
     Held,
+    /// Asks how many GETs clients have made.
+    GetCounts,
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -383,6 +386,7 @@ rows! {
     Heap { .. }               => 0, Look;
     Times { .. }              => 2, Look;
     Held { .. }               => 4, Look;
+    GetCounts { .. }          => 7, Look;
     Notes { .. }              => 4, Look;
     Evictions { .. }          => 5, Look;
     Snapshot { begin: false } => 0, Look;
@@ -469,6 +473,7 @@ impl<'a> Request<'a> {
             Request::Notes => encode(out, op::NOTES, 0, id, &[]),
             Request::Evictions => encode(out, op::EVICTIONS, 0, id, &[]),
             Request::Held => encode(out, op::HELD, 0, id, &[]),
+            Request::GetCounts => encode(out, op::GET_COUNTS, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::RemoveIf { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
@@ -685,6 +690,7 @@ impl<'a> Request<'a> {
             op::NOTES if frame.body().is_empty() => Ok(Request::Notes),
             op::EVICTIONS if frame.body().is_empty() => Ok(Request::Evictions),
             op::HELD if frame.body().is_empty() => Ok(Request::Held),
+            op::GET_COUNTS if frame.body().is_empty() => Ok(Request::GetCounts),
             op::STAT
             | op::WAKE
             | op::UPLOAD_DROP
@@ -692,7 +698,8 @@ impl<'a> Request<'a> {
             | op::TIMES
             | op::NOTES
             | op::EVICTIONS
-            | op::HELD => Err(unfitting),
+            | op::HELD
+            | op::GET_COUNTS => Err(unfitting),
             op => {
                 let unknown = Err(WireError::Unknown { op, status: frame.status() });
                 FeedRequest::decode(frame).map_or(unknown, |request| request.map(Request::Feed))

@@ -38,6 +38,8 @@ use oneread_prefix::IndexTable;
 pub use refused::advise;
 #[cfg(feature = "metrics")]
 use scraped::Listener;
+#[cfg(feature = "metrics")]
+pub use scraped::answer_scrapes;
 #[cfg(not(feature = "cluster"))]
 use serving::Serving;
 use serving::Watched;

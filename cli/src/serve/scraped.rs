@@ -8,6 +8,7 @@ use super::of_node;
 use super::serving::Serving;
 use super::serving::Watched;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use oneread::Server;
 use oneread::internals::peer::gives_way;
 use oneread_kit::show;
 use std::io::{self, Read, Write};
@@ -74,8 +75,8 @@ impl Listener {
     }
 
     /// Answers from now on, by a thread of its own that ends with the process.
-    pub fn answer(self, server: Watched) -> io::Result<()> {
-        let exporter = Arc::new(Exporter::new(server));
+    pub fn answer(self, scraped: impl Scraped) -> io::Result<()> {
+        let exporter = Arc::new(Exporter::new(scraped));
         let named = || std::thread::Builder::new().name("oneread-metrics".into());
         let answer = move || {
             let under_way = UnderWay::default();
@@ -179,37 +180,71 @@ impl Drop for Scrape {
     }
 }
 
-/// The metrics as text.
-struct Exporter {
-    recorder: PrometheusRecorder,
-    text: PrometheusHandle,
-    server: Watched,
+/// What is scraped.
+pub trait Scraped: Send + Sync + 'static {
+    /// Gives all that is counted at present to the recorder that is in force here, and returns the histograms. `None` if the
+    /// server stops.
+    fn scrape(&self) -> Option<String>;
 }
 
-impl Exporter {
-    fn new(server: Watched) -> Exporter {
+impl Scraped for Watched {
+    fn scrape(&self) -> Option<String> {
+        let serving = self.lock().unwrap_or_else(PoisonError::into_inner);
+        let serving = serving.as_ref()?;
+        #[cfg(feature = "cluster")]
+        if let Serving::Node(node) = serving {
+            of_node::record(node.status().as_ref());
+        }
+        Some(record(serving.server()))
+    }
+}
+
+/// A server of another program.
+impl Scraped for Arc<Mutex<Option<Server>>> {
+    fn scrape(&self) -> Option<String> {
+        let server = self.lock().unwrap_or_else(PoisonError::into_inner);
+        server.as_ref().map(record)
+    }
+}
+
+fn record(server: &Server) -> String {
+    oneread::metrics::record(server, &[]);
+    oneread::metrics::prometheus_histograms(server, &[])
+}
+
+/// Answers scrapes of this server at an address, as in 127.0.0.1:9464, until the process ends. Returns where.
+///
+/// # Errors
+/// With what to do about it.
+pub fn answer_scrapes(address: &str, server: Arc<Mutex<Option<Server>>>) -> anyhow::Result<String> {
+    let listener = Listener::bind(self::address(address)?)?;
+    let url = listener.url();
+    listener.answer(server)?;
+    Ok(url)
+}
+
+/// The metrics as text.
+struct Exporter<S> {
+    recorder: PrometheusRecorder,
+    text: PrometheusHandle,
+    scraped: S,
+}
+
+impl<S: Scraped> Exporter<S> {
+    fn new(scraped: S) -> Exporter<S> {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || {
             oneread::metrics::describe();
             #[cfg(feature = "cluster")]
             of_node::describe();
         });
-        Exporter { text: recorder.handle(), recorder, server }
+        Exporter { text: recorder.handle(), recorder, scraped }
     }
 
     /// What the server counts at present. `None` if it stops.
     fn scrape(&self) -> Option<String> {
-        let serving = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let serving = serving.as_ref()?;
-        let server = serving.server();
-        metrics::with_local_recorder(&self.recorder, || {
-            oneread::metrics::record(server, &[]);
-            #[cfg(feature = "cluster")]
-            if let Serving::Node(node) = serving {
-                of_node::record(node.status().as_ref());
-            }
-        });
-        Some(self.text.render() + &oneread::metrics::prometheus_histograms(server, &[]))
+        let histograms = metrics::with_local_recorder(&self.recorder, || self.scraped.scrape())?;
+        Some(self.text.render() + &histograms)
     }
 
     /// Answers one request, and hangs up.

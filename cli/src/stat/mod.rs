@@ -27,7 +27,8 @@ use told::Told;
   oneread stat --json --watch 10s > log      one object a line
 
 The server answers this command. `oneread inspect` looks into the table without
-the server. GETs do not ask the server, so it counts none.")]
+the server. GETs are those of clients on its host, which tell it every 64, and
+over TCP.")]
 pub struct Stat {
     /// Print one JSON object
     #[arg(long)]

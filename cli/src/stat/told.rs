@@ -7,7 +7,9 @@ use oneread::internals::inspect::Inspector;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::{
     Client,
-    stats::{EvictCounts, GrowthCounts, HeapCounts, HeldCounts, NoteCounts, ServerStats, SnapshotStatus},
+    stats::{
+        EvictCounts, GetCounts, GrowthCounts, HeapCounts, HeldCounts, NoteCounts, ServerStats, SnapshotStatus,
+    },
 };
 use oneread_kit::show;
 use serde_json::json;
@@ -24,6 +26,8 @@ pub struct Told {
     pub evictions: Option<EvictCounts>,
     /// Of a server that tells it.
     pub held: Option<HeldCounts>,
+    /// Of a server that tells it.
+    pub gets: Option<GetCounts>,
     pub snapshots: SnapshotStatus,
     pub pages: Option<Pages>,
 }
@@ -38,6 +42,7 @@ impl Told {
             notes: client.notes()?,
             evictions: client.evictions()?,
             held: client.held()?,
+            gets: client.get_counts()?,
             snapshots: client.snapshot_status()?,
             pages: None,
         })
@@ -54,7 +59,7 @@ impl Told {
     }
 
     pub fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, heap, notes, evictions, held, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, evictions, held, gets, snapshots, pages } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -104,6 +109,7 @@ impl Told {
                 "refused": evicted.refused,
                 "pinned": evicted.pinned,
             })),
+            "gets": gets.map(|gets| json!({ "gets": gets.gets, "hits": gets.hits, "misses": gets.misses() })),
             "held": held.as_ref().map(held_json),
             "snapshots": snapshot::json(snapshots),
             "huge_pages": pages.as_ref().map(Pages::json),
@@ -115,7 +121,7 @@ impl Told {
     }
 
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
-        let Told { stats, growth, heap, notes, evictions, held, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, evictions, held, gets, snapshots, pages } = self;
         let mut table = show::facts();
         let count = |name: &str, n: u64| show::fact(name, show::count(n));
         let bytes = |name: &str, n: u64| show::fact(name, show::bytes(n));
@@ -134,6 +140,10 @@ impl Told {
             count("  of these, brought home", stats.homings),
             count("puts that waited for a grace period", stats.waits),
         ]);
+        if let Some(gets) = gets {
+            table.add_row(count("GETs on this host, and over TCP", gets.gets));
+            table.add_row(count("  of these, misses", gets.misses()));
+        }
         if growth.segments > 0 {
             let ppm = |ppm: u64| percent(ppm as f64 / 1e6);
             let splits = match growth.splitting {

@@ -65,6 +65,8 @@ struct Watched<'a> {
 type Figure = fn(&Told) -> u64;
 
 const CHANGES: Figure = |told| told.stats.inserts + told.stats.updates + told.stats.removes;
+const GETS: Figure = |told| told.gets.map_or(0, |gets| gets.gets);
+const MISSES: Figure = |told| told.gets.map_or(0, |gets| gets.misses());
 const KEYS: Figure = |told| told.stats.keys;
 const MEMORY: Figure = |told| told.growth.bytes_backed;
 const HEAP: Figure = |told| told.heap.live_bytes;
@@ -119,6 +121,10 @@ impl Watched<'_> {
         };
         table.row(level("keys", blank(), (&count, &show::rate), KEYS));
         table.row(["load".into(), format!("{:.1} %", 100.0 * self.told.load()), blank(), blank(), blank()]);
+        if self.told.gets.is_some() {
+            table.row(counter("GETs", GETS));
+            table.row(counter("  misses", MISSES));
+        }
         table.row(counter("changes", CHANGES));
         table.row(counter("  inserts", |told| told.stats.inserts));
         table.row(counter("  updates", |told| told.stats.updates));
@@ -144,7 +150,7 @@ impl Watched<'_> {
 
     /// The lines of a screen.
     fn frame(&self, address: &str, (width, height): (usize, usize)) -> Vec<String> {
-        const BELOW: [&str; 2] = ["GETs do not ask the server, so it counts none.", "q ends this."];
+        const BELOW: [&str; 1] = ["q ends this."];
         let about = format!(
             "process {}, server {} of this table; watched for {}",
             self.told.stats.pid,
@@ -201,6 +207,7 @@ impl Watched<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oneread::stats::GetCounts;
     use unicode_width::UnicodeWidthStr;
 
     fn told(inserts: u64, removes: u64, pid: u64) -> Told {
@@ -209,6 +216,7 @@ mod tests {
         (told.stats.inserts, told.stats.removes) = (inserts, removes);
         (told.stats.pid, told.stats.launch) = (pid, pid);
         (told.growth.segments, told.growth.segments_max) = (40_000, 4_000_000);
+        told.gets = Some(GetCounts::default());
         (told.growth.bytes_backed, told.growth.bytes_max) = (96 << 30, 512 << 30);
         told.heap.heap_bytes = 512 << 30;
         told
@@ -254,7 +262,7 @@ mod tests {
             }
             if height >= 12 {
                 let text = lines.join("\n");
-                for part in ["1,120,000,000", "126,913,578", "GETs do not ask", "q ends this"] {
+                for part in ["1,120,000,000", "126,913,578", "GETs", "q ends this"] {
                     assert!(text.contains(part), "{width}, {part}: {text}");
                 }
             }

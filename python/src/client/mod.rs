@@ -282,6 +282,13 @@ impl Client {
         counts::of_server(py, &self.ask(py, |client| client.server_stats())?)
     }
 
+    /// How many GETs clients on the server's host, and over TCP, have made since it started: `gets`, of these `hits` and
+    /// `misses`. `None` from an older server.
+    fn get_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let counted = self.ask(py, |client| client.get_counts())?;
+        counted.map(|counts| counts::of_gets(py, &counts)).transpose()
+    }
+
     /// What the server's table is made of, and what it did to grow and shrink; all 0 for a table of one size. Asks the
     /// server.
     fn growth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -8,7 +8,7 @@ use crate::files::FileError;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
-use crate::region::{Region, RegionError, TouchMap};
+use crate::region::{GetCountMap, Region, RegionError, TouchMap};
 use crate::wire::{Refusal, Reply};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,6 +28,8 @@ pub(super) struct Attachment {
     is_file: bool,
     /// The map in which GETs note the keys that they find, if the server wants that.
     touches: Option<TouchMap>,
+    /// What GETs are counted in, if the server has that.
+    get_counts: Option<GetCountMap>,
 }
 
 impl Attachment {
@@ -39,7 +41,7 @@ impl Attachment {
         handed: HandedMemory,
     ) -> Result<Attachment, ConnectError> {
         let failed = |source| link_failed(address, source);
-        let HandedMemory { first, second } = handed;
+        let HandedMemory { first, others } = handed;
         let fd = match (reply, first) {
             (Reply::Welcome { .. }, Some(fd)) => fd,
             (Reply::Refused { version: theirs }, _) => {
@@ -56,12 +58,19 @@ impl Attachment {
             .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
         let identity = (stat.st_dev, stat.st_ino, incarnation);
-        // Notes help the server. Without them, GETs are as correct.
-        let touches = second.and_then(|fd| {
-            TouchMap::map(fd).inspect_err(|why| tracing::warn!(%why, "reads are not noted")).ok()
-        });
+        // Notes and counts help the server. Without them, GETs are as correct.
+        let (mut touches, mut get_counts) = (None, None);
+        for fd in others {
+            match Region::map_exchange(fd) {
+                Ok(memory) if GetCountMap::are_in(&memory) => {
+                    get_counts = Some(GetCountMap::in_memory(memory));
+                }
+                Ok(memory) => touches = Some(TouchMap::in_memory(memory)),
+                Err(why) => tracing::warn!(%why, "reads are not noted, or not counted"),
+            }
+        }
         let geometry = Arc::new(geometry);
-        Ok(Attachment { region, geometry, identity, version: 0, is_file: false, touches })
+        Ok(Attachment { region, geometry, identity, version: 0, is_file: false, touches, get_counts })
     }
 
     #[inline]
@@ -78,6 +87,11 @@ impl Attachment {
     #[inline(always)]
     pub fn touches(&self) -> Option<&TouchMap> {
         self.touches.as_ref()
+    }
+
+    /// What GETs are counted in, if the server has that.
+    pub fn get_counts(&self) -> Option<&GetCountMap> {
+        self.get_counts.as_ref()
     }
 
     /// Notes that a GET has found this key.
@@ -158,7 +172,7 @@ pub(super) fn open_file(
     tracing::warn!(%address, path = %path.display(), "no server answers; reading its region file");
     // No server has this identity: every server's incarnation is at least 1.
     let (geometry, identity) = (Arc::new(geometry), (0, 0, 0));
-    Ok(Attachment { region, geometry, identity, version: 0, is_file: true, touches: None })
+    Ok(Attachment { region, geometry, identity, version: 0, is_file: true, touches: None, get_counts: None })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -176,6 +190,7 @@ pub(super) mod tests {
         let geometry = Config { size: TableSize::Slots(8), ..Config::short() }.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         let geometry = Arc::new(geometry);
-        Attachment { region, geometry, identity, version: 0, is_file: false, touches: None }
+        let (touches, get_counts) = (None, None);
+        Attachment { region, geometry, identity, version: 0, is_file: false, touches, get_counts }
     }
 }

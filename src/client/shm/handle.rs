@@ -21,7 +21,7 @@ use crate::hints::Hints;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::layout::life::tick_at;
-use crate::outcome::ReadError;
+use crate::outcome::{GetCounts, ReadError};
 use crate::reader::{Answers, DirectAnswers, KnownEntries, Noting, Reader};
 use crate::region::Region;
 use crate::region::table_clock;
@@ -132,6 +132,13 @@ impl ShmHandle {
 
     pub fn region(&self) -> &Region {
         self.attached.region()
+    }
+
+    /// Tells the server how many GETs this client has made. The handle has this number.
+    pub fn tell_gets(&self, handle: usize, counts: GetCounts) {
+        if let Some(map) = self.attached.get_counts() {
+            map.add(handle, counts);
+        }
     }
 
     /// The owner as which the client puts.

@@ -11,6 +11,7 @@ use crate::files;
 use crate::wire::{self, Reply};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use smallvec::SmallVec;
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -18,12 +19,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The memory that came with a reply. A welcome comes with the region, and perhaps with the map in which a client notes
-/// its reads.
+/// The memory that came with a reply. A welcome comes with the region, and perhaps with a map in which a client notes its
+/// reads, and with counters of them.
 #[derive(Debug, Default)]
 pub(super) struct HandedMemory {
     pub first: Option<OwnedFd>,
-    pub second: Option<OwnedFd>,
+    pub others: SmallVec<[OwnedFd; 2]>,
 }
 
 /// A connection to the server on this host.
@@ -87,7 +88,7 @@ impl SocketLink {
             if let RecvAncillaryMessage::ScmRights(mut fds) = message
                 && let Some(first) = fds.next()
             {
-                *handed = HandedMemory { first: Some(first), second: fds.next() };
+                *handed = HandedMemory { first: Some(first), others: fds.collect() };
             }
         }
         if received.bytes == 0 {

@@ -5,7 +5,7 @@ use super::on_every_family;
 use super::raw::Raw;
 use crate::common::*;
 use oneread::internals::wire::{Reply, Request};
-use oneread::{Client, GetError, MutateError, PutOutcome, RequestPath, ServerConfig, error::PutError};
+use oneread::{Client, Evict, GetError, MutateError, PutOutcome, RequestPath, ServerConfig, error::PutError};
 use rustix::process::Signal;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -20,6 +20,7 @@ over_shm_and_tcp! {
     bad_pairs_in_a_batch,
     batches_and_swaps_by_message,
     counters_are_read_by_other_threads,
+    gets_of_all_clients_are_counted_by_the_server,
     clones_share_only_the_mapping,
     many_clients,
 }
@@ -160,6 +161,41 @@ fn batches_and_swaps_by_message(over: Over) {
         let options = patient().requests(RequestPath::Message);
         batches_and_swaps(&mut Client::connect_with(&place.address, options).unwrap());
     });
+}
+
+/// The server sums the GETs of all handles: those that go on, those that are gone, and those that it answers itself; whether or
+/// not it has a map of reads, too.
+fn gets_of_all_clients_are_counted_by_the_server(over: Over) {
+    for evict in [None, Some(Evict::Sieve)] {
+        let place = over.place();
+        let table = config(default_preset(), 1_000, 8, 8, 1);
+        let mut config = ServerConfig::new(place.address.clone(), table);
+        config.evict = evict;
+        let server = start(config);
+        let mut client = place.client();
+        client.put(b"a", b"1").unwrap();
+        let counted = |gets, hits| {
+            let counts = server.get_counts();
+            assert_eq!((counts.gets, counts.hits, counts.misses()), (gets, hits, gets - hits), "{evict:?}");
+        };
+        counted(0, 0);
+        for _ in 0..64 {
+            assert!(client.get(b"a").unwrap().is_some());
+        }
+        counted(64, 64);
+        // A batch, another handle on another thread, and one that goes before it has told.
+        client.get_many(&[b"a", b"b", b"c"]).unwrap();
+        counted(67, 65);
+        let mut other = client.clone();
+        std::thread::spawn(move || assert!(other.get(b"b").unwrap().is_none())).join().unwrap();
+        counted(68, 65);
+        assert!(client.get(b"a").unwrap().is_some() && client.get(b"z").unwrap().is_none());
+        assert_eq!(client.get_counts().unwrap(), Some(server.get_counts()), "{evict:?}");
+        counted(70, 66);
+        assert_eq!(client.get_range(b"a", 0..1, &mut Vec::new()).unwrap(), Some(1));
+        drop(client);
+        counted(71, 67);
+    }
 }
 
 /// Another thread reads what a handle has done, while the handle works and after it is gone.
