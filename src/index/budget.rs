@@ -1,5 +1,6 @@
 //! The memory that a table may take, and the device that has to know of it.
 
+use super::news::News;
 use crate::base::sync::Ordering;
 use crate::region::RegionError;
 use std::sync::Arc;
@@ -13,11 +14,18 @@ pub(super) struct Budget {
     /// Bytes that segments leave free for waiting values, and until when.
     wanted: AtomicU64,
     wanted_until_ns: AtomicU64,
+    /// What changes wait for, and is there now.
+    news: Arc<News>,
 }
 
 impl Budget {
     pub fn new(bytes_max: u64) -> Arc<Budget> {
         Arc::new(Budget { bytes_max, ..Budget::default() })
+    }
+
+    /// What changes wait for, and is there now.
+    pub fn news(&self) -> &Arc<News> {
+        &self.news
     }
 
     /// Bytes taken.
