@@ -328,12 +328,22 @@ pub enum Rule {
     ParkNext,
     /// Q12: a parked request that is over gives its place back.
     ParkPlace,
+    /// Q13: requests behind a change that waits are answered after it.
+    WaitOrder,
+    /// Q14: what changes wait for rings for workers that sleep with some of them.
+    WaitBell,
+    /// Q14: a worker that is to sleep with changes that wait looks a last time for what they wait for.
+    WaitLook,
+    /// Q14: a change that waits is tried again when it is due.
+    WaitWake,
+    /// Q15: a change that is made, and waits before it is answered, is not made again.
+    WaitOnce,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::ParkPlace;
+    const LAST: Rule = Rule::WaitOnce;
 }
 
 /// A set of rules: a bit for each.

@@ -36,7 +36,6 @@
 pub use crate::base::times::{TIME_RANGES, TimeCounts};
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
 pub use crate::log::LogStatus;
-pub use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
 pub use crate::outcome::{
     EvictCounts, GetCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts,
 };

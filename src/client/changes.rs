@@ -26,8 +26,8 @@ impl Client {
     /// Inserts `key`, or updates its value. 1 round trip to the server. A value of more than 4,080 bytes goes in
     /// pieces, with 1 round trip for each MiB. It takes effect at once, with the last piece.
     ///
-    /// If a value does not fit its slot, and the memory for it still waits for readers of removed values, the client
-    /// asks again until [`ClientOptions::deadline`](crate::ClientOptions::deadline) ([`MutateError::HeapBusy`]).
+    /// If a value does not fit its slot, and the memory for it still waits for readers of removed values, the put waits
+    /// until [`ClientOptions::deadline`](crate::ClientOptions::deadline) ([`MutateError::HeapBusy`]).
     ///
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
@@ -256,9 +256,9 @@ impl Client {
     /// Inserts or updates many keys. Returns one answer per key, in order: a key that cannot be put
     /// does not stop the others. Requests are sent ahead of the replies, up to 512 of them: a batch
     /// takes 1 round trip on shm, over verbs 1 for some dozens of keys, and 1 for each MiB of long values.
-    /// It is not a transaction: each put takes effect by itself, in the order of the pairs. But a put that has to wait
-    /// for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes again in the batch, ends
-    /// in that error.
+    /// It is not a transaction: each put takes effect by itself, in the order of the pairs. But a put that waits for
+    /// memory longer than half of [`ClientOptions::deadline`](crate::ClientOptions::deadline) takes effect after the
+    /// others, or, if its key comes again in the batch, ends in [`PutError::HeapBusy`].
     ///
     /// # Errors
     /// [`MutateError`] when the connection failed, or no answer came for as long as

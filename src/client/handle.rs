@@ -86,12 +86,19 @@ pub(super) enum Posted {
 pub(crate) struct Deadline {
     pub at: Instant,
     pub allowed: Duration,
+    /// How long the server may have a request wait for memory, so that its reply comes in time.
+    pub patience: Duration,
 }
 
 impl Deadline {
     /// A deadline this long from now.
     pub fn within(allowed: Duration) -> Deadline {
-        Deadline { at: Instant::now() + allowed, allowed }
+        Deadline { at: Instant::now() + allowed, allowed, patience: allowed / 2 }
+    }
+
+    /// A deadline at this time, of requests that do not wait for memory. After each answer they have so long again.
+    pub fn until(at: Instant, allowed: Duration) -> Deadline {
+        Deadline { at, allowed, patience: Duration::ZERO }
     }
 
     /// Renews the deadline after an answer: it is as long again, but no less than was left.

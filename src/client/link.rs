@@ -111,7 +111,11 @@ impl<S: ServerStream> Link<S> {
         replies: &mut Vec<Reply>,
     ) -> Result<(), LinkError> {
         let mut out = Vec::new();
-        requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
+        let patience = deadline.patience;
+        requests
+            .iter()
+            .zip(first_id..)
+            .for_each(|(request, id)| request.encode_patient(id, patience, &mut out));
         self.send_and_take(&out, deadline.at)?;
         self.receive_replies(first_id..first_id + requests.len() as u64, deadline, replies)
     }
@@ -154,7 +158,7 @@ impl<S: ServerStream> Link<S> {
 
     /// Receives the reply to the request with this number, if it comes until then.
     pub fn late_reply(&mut self, id: u64, until: Instant) -> Result<Option<Reply>, LinkError> {
-        let (mut deadline, mut replies) = (Deadline { at: until, allowed: Duration::ZERO }, Vec::new());
+        let (mut deadline, mut replies) = (Deadline::until(until, Duration::ZERO), Vec::new());
         match self.receive_replies(id..id + 1, &mut deadline, &mut replies) {
             Ok(()) => Ok(replies.pop()),
             // What has come of it stays.

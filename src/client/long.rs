@@ -61,12 +61,14 @@ impl Client {
         deadline: Instant,
     ) -> Result<Reply, AskError> {
         let mut wait = HeapWait::new(deadline);
+        let mut patience = deadline.saturating_duration_since(wait.begun) / 2;
         loop {
-            let reply = self.ask(request, deadline)?;
+            let reply = self.ask_patiently(request, deadline, patience)?;
             if !is_busy(&reply) {
                 return Ok(reply);
             }
             if wait.again() {
+                patience = deadline.saturating_duration_since(Instant::now()) / 2;
                 continue;
             }
             self.stats.changes.count_final(request, &reply);

@@ -56,7 +56,7 @@ use crate::wire::{Reply, Request};
 use counters::GETS_APART;
 use handle::{Deadline, Handle, Posted};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
 /// makes another. [`ClientPool`] lends handles to any number of threads. Operations take `&mut self`,
@@ -357,7 +357,17 @@ impl Client {
     }
 
     fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<Reply, AskError> {
-        let mut deadline = Deadline { at: deadline, allowed: self.options.deadline };
+        self.ask_patiently(request, deadline, Duration::ZERO)
+    }
+
+    /// Makes a request, which the server may have wait so long for memory.
+    fn ask_patiently(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+        patience: Duration,
+    ) -> Result<Reply, AskError> {
+        let mut deadline = Deadline { at: deadline, allowed: self.options.deadline, patience };
         let mut replies = Vec::with_capacity(1);
         self.converse(std::slice::from_ref(request), &mut deadline, &mut replies)?;
         replies.pop().ok_or_else(|| self.unexpected())

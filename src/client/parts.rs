@@ -241,9 +241,9 @@ impl Client {
     }
 
     /// As [`Client::change_parts`], but calls `each` with the number of each change and its answer, as the answers
-    /// come, as [`Client::put_many_with`] does. Each takes effect by itself, in their order. But one that has to wait
-    /// for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes again in the batch, ends
-    /// in that error.
+    /// come, as [`Client::put_many_with`] does. Each takes effect by itself, in their order. But one that waits for memory
+    /// longer than half of [`ClientOptions::deadline`](crate::ClientOptions::deadline) takes effect after the others, or, if
+    /// its key comes again in the batch, ends in [`PutError::HeapBusy`].
     ///
     /// # Errors
     /// As [`Client::put_many`]; and [`MutateError::Encrypted`], then nothing was sent. After an error it is known which

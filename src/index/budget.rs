@@ -1,5 +1,6 @@
 //! The memory that a table may take, and the device that has to know of it.
 
+use super::news::News;
 use crate::base::sync::Ordering;
 use crate::region::RegionError;
 use std::sync::Arc;
@@ -22,13 +23,15 @@ pub(super) struct Budget {
     /// Bytes that segments leave free for waiting values, and until when.
     wanted: AtomicU64,
     wanted_until_ns: AtomicU64,
+    /// What changes wait for, and is there now.
+    news: Arc<News>,
 }
 
 impl Budget {
     pub fn new(bytes_max: u64) -> Arc<Budget> {
         let (taken, wanted, refused_at) = (0.into(), 0.into(), NOTHING_REFUSED.into());
-        let (wanted_until_ns, refused_until_ns) = (0.into(), 0.into());
-        Arc::new(Budget { bytes_max, refused_at, refused_until_ns, taken, wanted, wanted_until_ns })
+        let (wanted_until_ns, refused_until_ns, news) = (0.into(), 0.into(), Arc::default());
+        Arc::new(Budget { bytes_max, refused_at, refused_until_ns, taken, wanted, wanted_until_ns, news })
     }
 
     /// Notes that the system has refused memory: for a while, the table has all that it may have.
@@ -56,6 +59,11 @@ impl Budget {
     /// The most that the table may have now.
     fn bytes_max(&self) -> u64 {
         self.bytes_max.min(self.refused_at.load(Ordering::Relaxed))
+    }
+
+    /// What changes wait for, and is there now.
+    pub fn news(&self) -> &Arc<News> {
+        &self.news
     }
 
     /// Bytes taken.

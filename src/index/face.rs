@@ -12,7 +12,8 @@ use super::seams::{SeamTurns, Seams};
 use super::segment::Which;
 use super::shifts::TidyShifts;
 use super::started::StartedPuts;
-use super::wanted::{HeapPatience, WantedChange};
+use super::waits::ChangeWaits;
+use super::wanted::{Patience, WantedChange};
 use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::base::clock::Clock;
 use crate::base::random;
@@ -263,30 +264,32 @@ impl Index {
         self.make(WantedChange::put(key, options).value(value))
     }
 
-    /// As [`Index::put_with`], for a thread that may not wait: if memory becomes free only later, it returns
-    /// [`PutError::HeapBusy`] at once.
-    pub(crate) fn put_at_once(
+    /// As [`Index::put_with`], for a thread that has others to serve: a put that has to wait returns an error at once, and
+    /// `waits` says what it waits for ([`ChangeWaits`]).
+    pub(crate) fn try_put(
         &self,
         key: &[u8],
         value: &[u8],
         options: PutOptions,
         owner: Option<&OwnerSession>,
+        waits: &ChangeWaits,
     ) -> Result<PutOutcome, PutError> {
-        self.make(WantedChange::put(key, options).value(value).by(owner).patience(HeapPatience::None))
+        self.make(WantedChange::put(key, options).value(value).by(owner).patience(Patience::Tries(waits)))
     }
 
-    /// Puts `key` with a value that is already in the heap, as `mode` allows (X2).
+    /// Puts `key` with a value that is already in the heap, as `mode` allows (X2); as [`Index::try_put`].
     ///
     /// # Errors
-    /// [`PutError`]; the table is then unchanged.
-    pub(crate) fn put_draft(
+    /// [`PutError`]; the table is then unchanged, and the draft is as it was.
+    pub(crate) fn try_put_draft(
         &self,
         key: &[u8],
-        mut draft: ExtentDraft,
+        draft: &mut ExtentDraft,
         options: PutOptions,
         owner: Option<&OwnerSession>,
+        waits: &ChangeWaits,
     ) -> Result<PutOutcome, PutError> {
-        self.make_named(WantedChange::put(key, options).by(owner), &mut draft)
+        self.make_named(WantedChange::put(key, options).by(owner), draft, waits)
     }
 
     /// Counts of the memory of values that do not fit their slots.
@@ -309,29 +312,31 @@ impl Index {
         self.make(swap).map(|(outcome, _)| outcome)
     }
 
-    /// As [`Index::compare_and_swap`], for a thread that may not wait ([`Index::put_at_once`]).
-    pub(crate) fn swap_at_once(
+    /// As [`Index::compare_and_swap`], for a thread that has others to serve ([`Index::try_put`]).
+    pub(crate) fn try_swap(
         &self,
         key: &[u8],
         expected: Expected<'_>,
         value: &[u8],
+        waits: &ChangeWaits,
     ) -> Result<SwapOutcome, PutError> {
         let swap = WantedChange::new(key, SwapFrom(expected, SwapTo::Value)).value(value);
-        self.make(swap.patience(HeapPatience::None)).map(|(outcome, _)| outcome)
+        self.make(swap.patience(Patience::Tries(waits))).map(|(outcome, _)| outcome)
     }
 
-    /// As [`Index::compare_and_swap`], with a value that is already in the heap.
+    /// As [`Index::try_swap`], with a value that is already in the heap.
     ///
     /// # Errors
-    /// As [`Index::compare_and_swap`].
-    pub(crate) fn swap_draft(
+    /// As [`Index::try_put_draft`].
+    pub(crate) fn try_swap_draft(
         &self,
         key: &[u8],
         expected: Expected<'_>,
-        mut draft: ExtentDraft,
+        draft: &mut ExtentDraft,
+        waits: &ChangeWaits,
     ) -> Result<SwapOutcome, PutError> {
         let swap = WantedChange::new(key, SwapFrom(expected, SwapTo::Value));
-        self.make_named(swap, &mut draft).map(|(outcome, _)| outcome)
+        self.make_named(swap, draft, waits).map(|(outcome, _)| outcome)
     }
 
     /// Gives an entry another end: it lives for `ttl` from now on, or without one as an entry that is put without a time.

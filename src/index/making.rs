@@ -10,60 +10,178 @@
 //!
 //! [`Index::make`] takes these steps in this order: for puts, swaps, changes of a part, and removes, and for entries
 //! that leave by themselves: at their end, with their owner, or to make room. [`What`] says which steps a change needs.
+//!
+//! A step that has to wait for memory, for readers, or for another thread ends the try (`waits.rs`). The next try begins
+//! with the first step again.
 
 use super::change::{Made, What};
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::face::Index;
 use super::lives::Lives;
+use super::news::News;
 use super::seams::{Changed, Nobody, SeamTurns, Turn};
 use super::segment::{Which, check_lengths};
-use super::wanted::{HeapPatience, NewOwner, WantedChange};
+use super::waits::{ChangeWait, ChangeWaits};
+use super::wanted::{NewOwner, Patience, WantedChange};
 use crate::faults::{Rule, broken, in_order};
 use crate::layout::slot::Stored;
 use crate::outcome::PutError;
 use std::time::Duration;
+#[cfg(test)]
+use {
+    super::owners::OwnerSession,
+    crate::outcome::{PutOptions, PutOutcome},
+};
 
 /// The most times that a put evicts entries beside its key.
 const TRIES_MAX: u32 = 16;
 
 impl Index {
-    /// Makes a change. Memory is its first step: a value that does not fit its slot is written there.
+    /// Makes a change.
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     #[inline(always)]
     pub(super) fn make<W: What>(&self, change: WantedChange<'_, W>) -> Made<W, PutError> {
-        match change.value {
-            None => self.with_room(change, Stored::default()),
-            Some(value) if self.geometry().is_inline(change.key, value.len()) => {
-                self.with_room(change, value.into())
+        self.until_made(change.patience, |waits| self.try_once(change, waits))
+    }
+
+    /// Tries until something is made or refused, as patiently as this. A try notes in its waits what it waits for.
+    #[inline(always)]
+    pub(super) fn until_made<R>(
+        &self,
+        patience: Patience<'_>,
+        mut attempt: impl FnMut(&ChangeWaits) -> Result<R, PutError>,
+    ) -> Result<R, PutError> {
+        match patience {
+            Patience::Tries(waits) => attempt(waits),
+            Patience::Sleeps => {
+                let waits = ChangeWaits::default();
+                let tried = attempt(&waits);
+                if waits.are_any() { self.sleep_until_made(&waits, tried, &mut attempt) } else { tried }
             }
-            Some(value) => self.make_long(change, value),
+        }
+    }
+
+    /// Sleeps until the last try can be repeated, and repeats it. Or, where something is made, until it may end.
+    #[cold]
+    #[inline(never)]
+    fn sleep_until_made<R>(
+        &self,
+        waits: &ChangeWaits,
+        mut tried: Result<R, PutError>,
+        attempt: &mut dyn FnMut(&ChangeWaits) -> Result<R, PutError>,
+    ) -> Result<R, PutError> {
+        /// A change that waits longer is logged.
+        const SLOW: Duration = Duration::from_millis(10);
+        let (table, clock) = (self.table(), self.table().clock());
+        let begun_ns = clock.now_ns();
+        while let Some(wait) = waits.end() {
+            table.sleep(wait);
+            table.waited(wait);
+            match tried {
+                Ok(_) => table.go_on(waits),
+                Err(_) => tried = attempt(waits),
+            }
+        }
+        let waited = Duration::from_nanos(clock.now_ns().saturating_sub(begun_ns));
+        if waited >= SLOW {
+            tracing::info!(?waited, refused = ?tried.as_ref().err(), keys = self.len(), "a change that waited");
+        }
+        tried
+    }
+
+    // ---- for a thread that has others to serve --------------------------------------------------
+
+    /// How long a change waits for this at most, until it is to be tried again. What it waits for may be told before
+    /// ([`Index::news`]).
+    pub(crate) fn wait_left(&self, wait: ChangeWait) -> Duration {
+        /// Memory comes by its time; but extents may have to move first, which others do.
+        const MEMORY_LOOK: Duration = Duration::from_millis(10);
+        const MOVE_LOOK: Duration = Duration::from_micros(100);
+        /// Other threads tell when they have ended. A split that goes on may make room before.
+        const THREAD_LOOK: Duration = Duration::from_millis(1);
+        let until = |due_ns: u64| Duration::from_nanos(due_ns.saturating_sub(self.table().clock().now_ns()));
+        match wait {
+            ChangeWait::Readers { due_ns } => until(due_ns),
+            ChangeWait::Memory { due_ns } => until(due_ns).clamp(MOVE_LOOK, MEMORY_LOOK),
+            ChangeWait::Thread | ChangeWait::Maker => THREAD_LOOK,
+        }
+    }
+
+    /// Sleeps until what a change waits for is over, or may be.
+    #[cfg(any(feature = "herd", test))]
+    pub(crate) fn sleep_through(&self, waits: &ChangeWaits) {
+        if let Some(wait) = waits.end() {
+            self.table().sleep(wait);
+            self.table().waited(wait);
+        }
+    }
+
+    /// To be called between a wait and what follows: the next try, or the next step of a change that is made.
+    pub(crate) fn end_wait(&self, waits: &ChangeWaits) {
+        match waits.end() {
+            // Something else was told: it has not waited for readers.
+            Some(ChangeWait::Readers { due_ns }) if self.table().clock().now_ns() < due_ns => {
+                waits.ended_early();
+            }
+            Some(wait) => self.table().waited(wait),
+            None => {}
+        }
+    }
+
+    /// The next step of a change that is made, and is not to be answered yet. If it still has to wait, its waits say so.
+    pub(crate) fn go_on(&self, waits: &ChangeWaits) {
+        self.table().go_on(waits);
+    }
+
+    /// What changes may wait for, when it is there.
+    pub(crate) fn news(&self) -> &News {
+        self.table().news()
+    }
+
+    // ---- the steps of a try ---------------------------------------------------------------------
+
+    /// Tries to make a change. Memory is its first step: a value that does not fit its slot is written there.
+    #[inline(always)]
+    fn try_once<W: What>(&self, change: WantedChange<'_, W>, waits: &ChangeWaits) -> Made<W, PutError> {
+        match change.value {
+            None => self.with_room(change, Stored::default(), waits),
+            Some(value) if self.geometry().is_inline(change.key, value.len()) => {
+                self.with_room(change, value.into(), waits)
+            }
+            Some(value) => self.make_long(change, value, waits),
         }
     }
 
     #[cold]
-    fn make_long<W: What>(&self, change: WantedChange<'_, W>, value: &[u8]) -> Made<W, PutError> {
-        let mut draft = self.draft(change.key, value.len(), change.patience)?;
+    fn make_long<W: What>(
+        &self,
+        change: WantedChange<'_, W>,
+        value: &[u8],
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
+        let mut draft = self.draft(change.key, value.len(), waits)?;
         let mut outcome = None;
         // X2
         in_order(
             Rule::ExtentFirst,
             &mut draft,
             |draft| draft.write(value),
-            |draft| outcome = Some(self.make_named(change, draft)),
+            |draft| outcome = Some(self.make_named(change, draft, waits)),
         );
         outcome.expect("both steps were taken")
     }
 
-    /// Makes a change whose value is in the heap (X2). The memory stays the table's if a slot names it then.
+    /// Tries to make a change whose value is in the heap (X2). The memory stays the table's if a slot names it then.
     pub(super) fn make_named<W: What>(
         &self,
         change: WantedChange<'_, W>,
         draft: &mut ExtentDraft,
+        waits: &ChangeWaits,
     ) -> Made<W, PutError> {
         let named = self.geometry().slot_reference(change.key, draft.finish());
-        let outcome = self.with_room(change, named.stored())?;
+        let outcome = self.with_room(change, named.stored(), waits)?;
         match W::changed(&outcome) {
             Some(Changed::Came | Changed::Replaced) => draft.named(),
             Some(Changed::Left) | None => {}
@@ -73,18 +191,28 @@ impl Index {
 
     /// The second step: evicts entries, in a table that does.
     #[inline(always)]
-    fn with_room<W: What>(&self, change: WantedChange<'_, W>, value: Stored<'_>) -> Made<W, PutError> {
+    fn with_room<W: What>(
+        &self,
+        change: WantedChange<'_, W>,
+        value: Stored<'_>,
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
         match self.evicts() && change.what.needs_room() {
-            false => self.with_life(change, value),
-            true => self.make_evicting(change, value),
+            false => self.with_life(change, value, waits),
+            true => self.make_evicting(change, value, waits),
         }
     }
 
     #[cold]
-    fn make_evicting<W: What>(&self, change: WantedChange<'_, W>, value: Stored<'_>) -> Made<W, PutError> {
-        let Some(evictor) = self.evictor() else { return self.with_life(change, value) };
+    fn make_evicting<W: What>(
+        &self,
+        change: WantedChange<'_, W>,
+        value: Stored<'_>,
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
+        let Some(evictor) = self.evictor() else { return self.with_life(change, value, waits) };
         for _ in 0..TRIES_MAX {
-            match self.with_life(change, value) {
+            match self.with_life(change, value, waits) {
                 Err(PutError::Full { .. } | PutError::NoMemory { .. }) if !broken(Rule::EvictBeside) => {
                     if !self.evict_beside(evictor, change.key) {
                         evictor.count_refused();
@@ -101,16 +229,21 @@ impl Index {
                 }
             }
         }
-        self.with_life(change, value)
+        self.with_life(change, value, waits)
     }
 
     /// The third step: gives the entry its life, where entries have one.
     #[inline(always)]
-    fn with_life<W: What>(&self, change: WantedChange<'_, W>, value: Stored<'_>) -> Made<W, PutError> {
+    fn with_life<W: What>(
+        &self,
+        change: WantedChange<'_, W>,
+        value: Stored<'_>,
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
         match self.lives() {
-            Some(lives) if W::NEEDS_LIFE => self.make_alive(lives, change, value),
+            Some(lives) if W::NEEDS_LIFE => self.make_alive(lives, change, value, waits),
             None if change.ttl.is_some() => Err(PutError::NoLife),
-            Some(_) | None => self.at_turn(change, value),
+            Some(_) | None => self.at_turn(change, value, waits),
         }
     }
 
@@ -121,6 +254,7 @@ impl Index {
         lives: &Lives,
         change: WantedChange<'_, W>,
         value: Stored<'_>,
+        waits: &ChangeWaits,
     ) -> Made<W, PutError> {
         let make = || -> Made<W, PutError> {
             let (key, ttl) = (change.key, change.ttl);
@@ -129,7 +263,7 @@ impl Index {
                 NewOwner::Session(session) => (Some(session.begin_put()?), session.owner()),
             };
             let life = lives.life(self.region(), ttl, owner)?;
-            let outcome = self.at_turn(change, value.with_life(Some(&life)))?;
+            let outcome = self.at_turn(change, value.with_life(Some(&life)), waits)?;
             let is_its = match W::changed(&outcome) {
                 Some(Changed::Came) => true,
                 Some(Changed::Replaced) => W::PUTS,
@@ -147,11 +281,18 @@ impl Index {
 
     /// The fourth step: makes the change in the table, when it is the key's turn.
     #[inline(always)]
-    fn at_turn<W: What>(&self, change: WantedChange<'_, W>, new: Stored<'_>) -> Made<W, PutError> {
+    fn at_turn<W: What>(
+        &self,
+        change: WantedChange<'_, W>,
+        new: Stored<'_>,
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
         let WantedChange { key, what, .. } = change;
         match self.seams() {
-            None => self.table().change(key, what, new, Nobody),
-            Some(seams) => self.in_turn(seams, key, move |turn| self.table().change(key, what, new, turn)),
+            None => self.table().change(key, what, new, Nobody, waits),
+            Some(seams) => {
+                self.in_turn(seams, key, move |turn| self.table().change(key, what, new, turn, waits))
+            }
         }
     }
 
@@ -176,11 +317,12 @@ impl Index {
     // ---- memory of long values ------------------------------------------------------------------
 
     /// Allocates memory for a value of `len` bytes that does not fit its slot, and for its key, if that does not fit.
+    /// While it may come, the waits say so.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
     #[cold]
-    fn draft(&self, key: &[u8], len: usize, patience: HeapPatience) -> Result<ExtentDraft, PutError> {
+    fn draft(&self, key: &[u8], len: usize, waits: &ChangeWaits) -> Result<ExtentDraft, PutError> {
         let geometry = self.geometry();
         check_lengths(geometry, key, &[])?;
         let extents = self.table().extents().filter(|_| len <= geometry.value_max());
@@ -191,62 +333,124 @@ impl Index {
         let before = &key[..geometry.bytes_before_value(key)];
         // Each put does a part of the pending work.
         extents.tidy(self.table());
-        let begun_ns = clock.now_ns();
-        let patience = match patience {
-            HeapPatience::None => Duration::ZERO,
-            HeapPatience::Waits => {
-                let longest = geometry.heap().kept_for(geometry.grace(), geometry.extent_max() as u32);
-                4 * longest + Duration::from_secs(1)
+        let wait = match extents.draft(hash, before.len() + len) {
+            Ok(mut draft) => {
+                draft.write(before);
+                waits.has_memory();
+                return Ok(draft);
             }
+            Err(NoMemory::Refused(full @ PutError::HeapFull { .. })) => {
+                self.evict_for_extent(before.len() + len, full)?
+            }
+            Err(NoMemory::Refused(refused @ PutError::HeapMemory { .. })) if self.evicts() => {
+                extents.refuse_more();
+                self.evict_for_extent(before.len() + len, refused)?
+            }
+            Err(NoMemory::Refused(error)) => return Err(error),
+            // Without memory for a reserve no extent moves. The evicted ones make the room.
+            Err(NoMemory::Busy(wait)) if self.evicts() && extents.is_at_bound() => {
+                self.evict_for_extent(before.len() + len, PutError::Pinned).unwrap_or(wait)
+            }
+            Err(NoMemory::Busy(wait)) => wait,
         };
-        loop {
-            let wait = match extents.draft(hash, before.len() + len) {
-                Ok(mut draft) => {
-                    draft.write(before);
-                    return Ok(draft);
-                }
-                Err(NoMemory::Refused(full @ PutError::HeapFull { .. })) => {
-                    self.evict_for_extent(before.len() + len, full)?
-                }
-                Err(NoMemory::Refused(refused @ PutError::HeapMemory { .. })) if self.evicts() => {
-                    extents.refuse_more();
-                    self.evict_for_extent(before.len() + len, refused)?
-                }
-                Err(NoMemory::Refused(error)) => return Err(error),
-                // Without memory for a reserve no extent moves. The evicted ones make the room.
-                Err(NoMemory::Busy(wait)) if self.evicts() && extents.is_at_bound() => {
-                    self.evict_for_extent(before.len() + len, PutError::Pinned).unwrap_or(wait)
-                }
-                Err(NoMemory::Busy(wait)) => wait,
-            };
-            let waited = Duration::from_nanos(clock.now_ns() - begun_ns);
-            if waited >= patience {
-                return Err(PutError::HeapBusy { given: len, waited });
-            }
-            if !extents.tidy(self.table()) {
-                let wait = wait.clamp(Duration::from_micros(1), Duration::from_millis(1));
-                clock.sleep_until(clock.now_ns() + wait.as_nanos() as u64);
-            }
+        let longest = geometry.heap().kept_for(geometry.grace(), geometry.extent_max() as u32);
+        let patience = 4 * longest + Duration::from_secs(1);
+        let now_ns = clock.now_ns();
+        let waited = Duration::from_nanos(now_ns.saturating_sub(waits.memory_since(now_ns)));
+        if waited < patience {
+            waits.begin(ChangeWait::Memory { due_ns: now_ns.saturating_add(wait.as_nanos() as u64) });
         }
+        Err(PutError::HeapBusy { given: len, waited })
     }
 
-    /// Allocates memory for a value of `len` bytes, if there is some now. `None` if the value fits its slot.
+    /// Allocates memory for a value of `len` bytes, if there is some now. `None` if the value fits its slot. While memory
+    /// may come, the waits say so.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
-    pub(crate) fn draft_at_once(&self, key: &[u8], len: usize) -> Result<Option<ExtentDraft>, PutError> {
+    pub(crate) fn try_draft(
+        &self,
+        key: &[u8],
+        len: usize,
+        waits: &ChangeWaits,
+    ) -> Result<Option<ExtentDraft>, PutError> {
         check_lengths(self.geometry(), key, &[])?;
         if self.geometry().is_inline(key, len) {
             return Ok(None);
         }
-        self.draft(key, len, HeapPatience::None).map(Some)
+        self.draft(key, len, waits).map(Some)
     }
 
-    /// Begins a value of `len` bytes that comes in pieces, if there is memory now. `None` if it fits its slot.
+    /// Begins a value of `len` bytes that comes in pieces, likewise.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
+    pub(crate) fn try_upload(
+        &self,
+        key: &[u8],
+        len: usize,
+        waits: &ChangeWaits,
+    ) -> Result<Option<Upload>, PutError> {
+        Ok(self.try_draft(key, len, waits)?.map(Upload::new))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl Index {
+    /// As [`Index::put_with`], but returns [`PutError::HeapBusy`] at once.
+    pub(crate) fn put_at_once(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        options: PutOptions,
+        owner: Option<&OwnerSession>,
+    ) -> Result<PutOutcome, PutError> {
+        self.until_made_or_memory(|waits| self.try_put(key, value, options, owner, waits))
+    }
+
+    /// Begins a value, if there is memory now.
     pub(crate) fn upload(&self, key: &[u8], len: usize) -> Result<Option<Upload>, PutError> {
-        Ok(self.draft_at_once(key, len)?.map(Upload::new))
+        self.try_upload(key, len, &ChangeWaits::default())
+    }
+}
+
+#[cfg(test)]
+impl Index {
+    /// Tries until something is made or refused. Sleeps for anything but memory: then it returns
+    /// [`PutError::HeapBusy`] at once.
+    fn until_made_or_memory<R>(
+        &self,
+        mut attempt: impl FnMut(&ChangeWaits) -> Result<R, PutError>,
+    ) -> Result<R, PutError> {
+        let waits = ChangeWaits::default();
+        let mut tried = attempt(&waits);
+        loop {
+            match waits.now() {
+                None | Some(ChangeWait::Memory { .. }) => return tried,
+                Some(ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker) => {
+                    self.sleep_through(&waits);
+                }
+            }
+            match tried {
+                Ok(_) => self.go_on(&waits),
+                Err(_) => tried = attempt(&waits),
+            }
+        }
+    }
+
+    /// Allocates memory for a value, if there is some now.
+    pub(crate) fn draft_at_once(&self, key: &[u8], len: usize) -> Result<Option<ExtentDraft>, PutError> {
+        self.try_draft(key, len, &ChangeWaits::default())
+    }
+
+    /// Puts `key` with a value that is already in the heap.
+    pub(crate) fn put_draft(
+        &self,
+        key: &[u8],
+        mut draft: ExtentDraft,
+        options: PutOptions,
+        owner: Option<&OwnerSession>,
+    ) -> Result<PutOutcome, PutError> {
+        self.until_made_or_memory(|waits| self.try_put_draft(key, &mut draft, options, owner, waits))
     }
 }

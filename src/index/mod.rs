@@ -11,13 +11,13 @@
 //! | `segment` | puts, removes and changes that depend on the value (`decide`), of one segment |
 //! | `growth` | a table of many segments: which has a key, how they are split and merged (E) |
 //! | `whole` | how a table is made, taken over, handed over, walked over and saved (T, D) |
-//! | `making` | one change of a key: memory, room, life, turn, table; changes that are `wanted`, and entries that leave by themselves |
+//! | `making` | one change of a key: memory, room, life, turn, table; changes that are `wanted`, that have to wait (`waits`, `news`), and entries that leave by themselves |
 //! | `change` | the kinds of change, and which of these steps each needs |
 //! | `face`, `parts`, `clear` | [`Index`]: its methods, parts of values |
 //!
 //! Beside them:
 //!
-//! * `feed` tells followers of all changes (J). `seams` hears of each change before and after it is made, and may delay
+//! * `feed` tells followers of all changes (J), and `bells` wake threads that sleep until something happens. `seams` hears of each change before and after it is made, and may delay
 //!   it (L10 to L13).
 //! * `share` says which keys a segment has. `refusals` saves searches that would fail.
 //! * `evict` chooses entries to evict, and `evicting` evicts them (Z). `tidying` does what is due.
@@ -32,6 +32,7 @@
 //! has one line for each rule that a test can break. Its switches (`kept`, `obey`, `disobey`,
 //! `by_rule`, `in_order`) are constants in a real build, which keeps every rule.
 
+mod bells;
 mod budget;
 mod change;
 mod clear;
@@ -57,6 +58,7 @@ mod logged;
 pub(crate) mod loom_access;
 mod making;
 mod moves;
+mod news;
 mod numbers;
 mod observers;
 mod owners;
@@ -76,9 +78,11 @@ mod started;
 mod tests;
 mod tidying;
 mod two_steps;
+mod waits;
 mod wanted;
 mod whole;
 
+pub(crate) use bells::ThreadBell;
 #[cfg(feature = "verbs")]
 pub(crate) use budget::Registrar;
 pub(crate) use clear::ClearPlace;
@@ -90,7 +94,7 @@ pub use evict::{Policy, Rank, Sight, policy};
 pub(crate) use extents::{ExtentDraft, Upload};
 pub use face::Index;
 pub use feed::LeftCause;
-pub(crate) use feed::{ChangeRecord, Feed, FeedBell, RecordValue};
+pub(crate) use feed::{ChangeRecord, RecordValue};
 #[cfg(feature = "sim")]
 pub(crate) use for_sim::waits_max;
 #[cfg(feature = "sim")]
@@ -100,5 +104,6 @@ pub use owners::OwnerSession;
 pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
 pub use started::StartSession;
+pub(crate) use waits::{ChangeWait, ChangeWaits};
 pub(crate) use whole::ScanPoint;
 pub use whole::{KeyCursor, RestoreError, Restored};

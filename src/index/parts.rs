@@ -9,7 +9,8 @@ use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::ROUNDS_MAX;
 use super::slots::SlotCopy;
-use super::wanted::{HeapPatience, WantedChange};
+use super::waits::ChangeWaits;
+use super::wanted::{Patience, WantedChange};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartOutcome, Tell, ValueBytes};
@@ -25,20 +26,20 @@ impl Index {
     /// # Errors
     /// [`PutError`]; the table is then unchanged. [`PutError::Part`] where the change does not fit the value.
     pub fn change_part(&self, key: &[u8], part: PartChange<'_>, tell: Tell) -> Result<PartOutcome, PutError> {
-        self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, None, HeapPatience::Waits)
+        self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, None, Patience::Sleeps)
     }
 
-    /// As [`Index::change_part`], for a thread that may not wait ([`Index::put_at_once`]). The outcome has values of up
+    /// As [`Index::change_part`], for a thread that has others to serve ([`Index::try_put`]). The outcome has values of up
     /// to `tell_max` bytes.
-    pub(crate) fn part_at_once(
+    pub(crate) fn try_part(
         &self,
         key: &[u8],
         part: PartChange<'_>,
-        tell: Tell,
-        tell_max: usize,
+        (tell, tell_max): (Tell, usize),
         owner: Option<&OwnerSession>,
+        waits: &ChangeWaits,
     ) -> Result<PartOutcome, PutError> {
-        self.part_by(key, &PartWork { part, tell, tell_max }, owner, HeapPatience::None)
+        self.part_by(key, &PartWork { part, tell, tell_max }, owner, Patience::Tries(waits))
     }
 
     fn part_by(
@@ -46,11 +47,12 @@ impl Index {
         key: &[u8],
         work: &PartWork<'_>,
         owner: Option<&OwnerSession>,
-        patience: HeapPatience,
+        patience: Patience<'_>,
     ) -> Result<PartOutcome, PutError> {
         for _ in 0..ROUNDS_MAX {
             let in_slot = RefCell::new(PartInSlot::new(work, self.geometry(), key));
-            self.make(WantedChange::new(key, &in_slot).ttl(work.part.ttl()).by(owner))?;
+            let change = WantedChange::new(key, &in_slot).ttl(work.part.ttl()).by(owner);
+            self.make(change.patience(patience))?;
             let there = match in_slot.into_inner().outcome() {
                 Ok(outcome) => return Ok(outcome),
                 Err(there) => there,
@@ -70,7 +72,7 @@ impl Index {
         key: &[u8],
         there: Option<Box<SlotCopy>>,
         work: &PartWork<'_>,
-        (owner, patience): (Option<&OwnerSession>, HeapPatience),
+        (owner, patience): (Option<&OwnerSession>, Patience<'_>),
     ) -> Result<Option<PartOutcome>, PutError> {
         let (expected, before) = match &there {
             None => (None, None),

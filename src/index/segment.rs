@@ -74,7 +74,7 @@ pub(crate) struct Segment {
 pub(super) enum Stop {
     /// The key is in another segment.
     Elsewhere,
-    /// There is no room for the key until the segment is split.
+    /// There is no room for the key until the segment is split, or until traces are gone.
     NoRoom,
     /// The put is refused.
     Refused(PutError),
@@ -582,6 +582,17 @@ impl Segment {
         self.vain.are_many(self.homes().counters().room_made_or_left())
     }
 
+    /// Whether a put may wait for room, in a table of one size: until traces are gone. A table that evicts waits for none.
+    fn may_wait_for_room(&self) -> bool {
+        self.observers.evictor().is_none() && self.homes().grace().last_due_ns().is_some()
+    }
+
+    /// Refuses a put whose search for room has failed. No room was made before the search that is not in this count.
+    pub fn refuse(&self, key: &Hashed<'_>, room_made: u64) -> PutError {
+        self.refusals.remember(NoPath::of(self.geometry(), *key, room_made));
+        self.full()
+    }
+
     /// The error of a full table. Sums only the counts that it names.
     fn full(&self) -> PutError {
         let (keys, slots) = (self.len(), self.homes().slots_allocated());
@@ -615,7 +626,6 @@ impl Segment {
         between: B,
     ) -> Result<PutOutcome, Stop> {
         let counters = self.homes().counters();
-        let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
             if self.is_elsewhere(key) {
                 return Err(Stop::Elsewhere);
@@ -629,12 +639,8 @@ impl Segment {
                     return Ok(answer);
                 }
                 self.vain.note(room_made.wrapping_add(left));
-                if self.geometry().grows() {
+                if self.geometry().grows() || self.may_wait_for_room() {
                     return Err(Stop::NoRoom);
-                }
-                if waits < WAITS_MAX && self.observers.evictor().is_none() && self.homes().wait_for_grace() {
-                    waits += 1;
-                    continue;
                 }
                 // L6: another thread may have put the same key meanwhile.
                 let mut locked = self.slots().lock(self.slots().stripes_of_key(*key));
@@ -644,8 +650,8 @@ impl Segment {
                         self.put_present(&mut locked, key, value, (mode, between)).map_err(Stop::waits)?
                     }
                 };
-                self.refusals.remember(NoPath::of(self.geometry(), *key, room_made));
-                return answer.ok_or_else(|| self.full().into());
+                let full = self.refuse(key, room_made);
+                return answer.ok_or_else(|| full.into());
             };
             let answer = self.put_along(&path, key, value, (mode, between), Put::New);
             if let Some(answer) = answer.map_err(Stop::waits)? {

@@ -15,7 +15,6 @@ impl Index {
     /// splits and merges. Mutations do this in passing; a server also does it when idle. Returns how long until there
     /// is more to do. `None`: nothing is left, and no other thread works at it. Does not wait for another thread that
     /// does; then it returns at most a millisecond.
-    /// wait for another thread that is at it; then it returns a millisecond at most.
     pub fn tidy(&self) -> Option<Duration> {
         let shift = self.shifts.begin();
         let next = self.tidy_all();

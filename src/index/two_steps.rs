@@ -5,7 +5,8 @@ use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::{Which, check_lengths};
 use super::started::{StartAsked, StartSession, StartedPuts, StartedValue};
-use super::wanted::WantedChange;
+use super::waits::ChangeWaits;
+use super::wanted::{Patience, WantedChange};
 use crate::config::StartLimits;
 use crate::layout::extent::extent_bytes;
 use crate::layout::life::Life;
@@ -51,6 +52,28 @@ impl Index {
         len: usize,
         within: Duration,
     ) -> Result<u64, PutError> {
+        self.put_start_by(session, key, (len, within), Patience::Sleeps)
+    }
+
+    /// As [`Index::put_start`], for a thread that has others to serve ([`Index::try_put`]). While it waits, nothing is
+    /// started.
+    pub(crate) fn try_put_start(
+        &self,
+        session: &StartSession,
+        key: &[u8],
+        (len, within): (usize, Duration),
+        waits: &ChangeWaits,
+    ) -> Result<u64, PutError> {
+        self.put_start_by(session, key, (len, within), Patience::Tries(waits))
+    }
+
+    fn put_start_by(
+        &self,
+        session: &StartSession,
+        key: &[u8],
+        (len, within): (usize, Duration),
+        patience: Patience<'_>,
+    ) -> Result<u64, PutError> {
         let (started, geometry) = (self.all_started()?, self.geometry());
         check_lengths(geometry, key, &[])?;
         // Checked before the share of the heap, which is another error.
@@ -67,7 +90,7 @@ impl Index {
         }
         // P1: from here on, a remove leaves the key its slot.
         let ticket = started.begin(key, session.id(), StartAsked { heap_bytes, within, now_ns, hidden })?;
-        match self.hold_room(key, len, hidden) {
+        match self.hold_room(key, len, hidden, patience) {
             Ok(value) => {
                 started.give_back(key, value);
                 Ok(ticket)
@@ -81,15 +104,31 @@ impl Index {
     }
 
     /// Takes memory for the value, and a slot for the key if it has none.
-    fn hold_room(&self, key: &[u8], len: usize, hidden: Life) -> Result<StartedValue, PutError> {
-        let value = StartedValue::new(len, self.upload(key, len)?);
-        // The entry of a key that does not fit its slot names an extent, too.
-        let kept = if self.geometry().is_long(key) { self.draft_at_once(key, 0)? } else { None };
-        let hold = WantedChange::new(key, HoldSlot(hidden));
-        match kept {
-            Some(mut draft) => self.make_named(hold, &mut draft)?,
-            None => self.make(hold)?,
+    fn hold_room(
+        &self,
+        key: &[u8],
+        len: usize,
+        hidden: Life,
+        patience: Patience<'_>,
+    ) -> Result<StartedValue, PutError> {
+        // No thread sleeps until there is memory: others may wait for this start to end.
+        let for_memory = ChangeWaits::default();
+        let waits = match patience {
+            Patience::Sleeps => &for_memory,
+            Patience::Tries(waits) => waits,
         };
+        let value = StartedValue::new(len, self.try_upload(key, len, waits)?);
+        // The entry of a key that does not fit its slot names an extent, too.
+        let kept = if self.geometry().is_long(key) { self.try_draft(key, 0, waits)? } else { None };
+        let hold = WantedChange::new(key, HoldSlot(hidden)).patience(patience);
+        match kept {
+            Some(mut draft) => {
+                self.until_made(patience, |waits| self.make_named(hold, &mut draft, waits))?;
+            }
+            None => {
+                self.make(hold)?;
+            }
+        }
         Ok(value)
     }
 
@@ -125,6 +164,30 @@ impl Index {
         ticket: u64,
         owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
+        self.put_commit_by(session, key, ticket, owner, Patience::Sleeps)
+    }
+
+    /// As [`Index::put_commit`], for a thread that has others to serve. A commit has its room. So it is made at once, and
+    /// waits at most before it is answered ([`Index::go_on`]).
+    pub(crate) fn try_put_commit(
+        &self,
+        session: &StartSession,
+        key: &[u8],
+        ticket: u64,
+        owner: Option<&OwnerSession>,
+        waits: &ChangeWaits,
+    ) -> Result<PutOutcome, PutError> {
+        self.put_commit_by(session, key, ticket, owner, Patience::Tries(waits))
+    }
+
+    fn put_commit_by(
+        &self,
+        session: &StartSession,
+        key: &[u8],
+        ticket: u64,
+        owner: Option<&OwnerSession>,
+        patience: Patience<'_>,
+    ) -> Result<PutOutcome, PutError> {
         let (started, now_ns) = (self.all_started()?, self.table().clock().now_ns());
         let value = started.take(key, ticket, session, now_ns).ok_or(PutError::NotStarted)?;
         let (given, stated) = (value.given(), value.len);
@@ -133,11 +196,12 @@ impl Index {
             return Err(PutError::StartedLength { given, stated });
         }
         let options = PutOptions::new();
+        let put = WantedChange::put(key, options).by(owner);
         let outcome = match value.upload {
-            None => self.make(WantedChange::put(key, options).value(&value.bytes).by(owner)),
+            None => self.make(put.value(&value.bytes).patience(patience)),
             Some(upload) => match upload.whole() {
                 None => Err(PutError::StartedLength { given, stated }),
-                Some(draft) => self.put_draft(key, draft, options, owner),
+                Some(mut draft) => self.until_made(patience, |waits| self.make_named(put, &mut draft, waits)),
             },
         };
         // P1: only now may others have the slot again. If the key was removed meanwhile, an entry was left.

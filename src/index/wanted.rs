@@ -1,16 +1,17 @@
 //! A change of a key that was asked for.
 
 use super::owners::OwnerSession;
+use super::waits::ChangeWaits;
 use crate::outcome::{PutMode, PutOptions};
 use std::time::Duration;
 
-/// What a thread does when the memory for a long value still waits for readers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeapPatience {
-    /// It returns an error: it has others to serve.
-    None,
-    /// It waits.
-    Waits,
+/// What a thread does when a change has to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience<'w> {
+    /// It sleeps, until the change can be made or is refused.
+    Sleeps,
+    /// It has others to serve. The try ends with an error, and these waits have what the change waits for.
+    Tries(&'w ChangeWaits),
 }
 
 /// The owner of a new entry.
@@ -32,15 +33,15 @@ pub(super) struct WantedChange<'a, W> {
     /// How long the new entry lives. `None`: as long as all that are put without a time.
     pub ttl: Option<Duration>,
     pub owner: NewOwner<'a>,
-    pub patience: HeapPatience,
+    pub patience: Patience<'a>,
 }
 
 impl<'a, W> WantedChange<'a, W> {
-    /// A change without a value, by a thread that waits.
+    /// A change without a value, by a thread that sleeps.
     #[inline(always)]
     pub fn new(key: &'a [u8], what: W) -> WantedChange<'a, W> {
         let owner = NewOwner::Number(0);
-        WantedChange { key, what, value: None, ttl: None, owner, patience: HeapPatience::Waits }
+        WantedChange { key, what, value: None, ttl: None, owner, patience: Patience::Sleeps }
     }
 
     /// The change, with this value.
@@ -63,7 +64,7 @@ impl<'a, W> WantedChange<'a, W> {
 
     /// The change, by a thread with this patience.
     #[inline(always)]
-    pub fn patience(self, patience: HeapPatience) -> WantedChange<'a, W> {
+    pub fn patience(self, patience: Patience<'a>) -> WantedChange<'a, W> {
         WantedChange { patience, ..self }
     }
 }

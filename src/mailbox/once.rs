@@ -28,28 +28,46 @@ impl Once {
 
     /// Handles a request, unless it was handled before (Q3). Returns whether there is a reply to
     /// send.
+    #[cfg(any(feature = "herd", test))]
     pub fn take(
         &mut self,
         mark: CellMark,
         frame: &[u8],
         answer: impl FnOnce(wire::Request<'_>) -> Option<wire::Reply>,
     ) -> bool {
+        let answer = |_: &wire::Frame<'_>, request: wire::Request<'_>| Ok(answer(request));
+        self.try_take(mark, frame, answer).unwrap_or_else(|never: std::convert::Infallible| match never {})
+    }
+
+    /// Handles a request, likewise, unless it has to wait: then it is not taken, and is handled again.
+    ///
+    /// # Errors
+    /// The request has to wait.
+    pub fn try_take<W>(
+        &mut self,
+        mark: CellMark,
+        frame: &[u8],
+        answer: impl FnOnce(&wire::Frame<'_>, wire::Request<'_>) -> Result<Option<wire::Reply>, W>,
+    ) -> Result<bool, W> {
         if mark.sequence < self.taken.sequence {
-            return false;
+            return Ok(false);
         }
-        let is_new = mark.sequence > self.taken.sequence;
-        self.taken = mark;
-        if is_new {
-            self.reply.clear();
+        if mark.sequence > self.taken.sequence {
             let frame = wire::decode(frame).ok().flatten().filter(|frame| frame.id == mark.sequence);
-            let request = frame.and_then(|frame| wire::Request::decode(&frame).ok());
-            match request.and_then(answer) {
+            let request = frame.and_then(|frame| Some((frame, wire::Request::decode(&frame).ok()?)));
+            let reply = match request {
+                Some((frame, request)) => answer(&frame, request)?,
+                None => None,
+            };
+            self.reply.clear();
+            match reply {
                 Some(reply) => reply.encode(mark.sequence, &mut self.reply),
                 // No oneread client sends this. Its sender gets no reply.
                 None => tracing::debug!("a sealed cell that is no request"),
             }
         }
-        !self.reply.is_empty()
+        self.taken = mark;
+        Ok(!self.reply.is_empty())
     }
 }
 

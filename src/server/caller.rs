@@ -6,7 +6,8 @@ use super::held::{ClientMemory, TakenShare};
 use super::snapshots::Saver;
 use crate::faults::{Rule, obey};
 use crate::index::{
-    ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload,
+    ChangeWaits, ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession,
+    Upload,
 };
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions, PutOutcome};
@@ -150,6 +151,19 @@ impl Caller {
         }
     }
 
+    /// Keeps an uploaded value whose change waits, for its next try.
+    fn keep_while_it_waits(&mut self, key: &[u8], draft: ExtentDraft, waits: &ChangeWaits) {
+        if waits.now().is_some() && !waits.is_made() {
+            let value = Upload::new(draft);
+            self.upload = UploadState::Begun { key: key.into(), value, since: Instant::now(), given: 0 };
+        }
+    }
+
+    /// Drops what the client uploads, if it does.
+    pub fn drop_upload(&mut self) {
+        self.upload = UploadState::None;
+    }
+
     fn refuse(&mut self) -> Reply {
         self.upload = UploadState::None;
         Reply::Unfit
@@ -169,13 +183,13 @@ pub(crate) struct Denied;
 
 impl Changer<'_> {
     /// Puts a key.
-    pub fn put(self, key: &[u8], value: &[u8], options: PutOptions) -> Reply {
-        Reply::Put(self.index.put_at_once(key, value, options, self.caller.owner.as_ref()))
+    pub fn put(self, key: &[u8], value: &[u8], options: PutOptions, waits: &ChangeWaits) -> Reply {
+        Reply::Put(self.index.try_put(key, value, options, self.caller.owner.as_ref(), waits))
     }
 
     /// Puts a key if its value is the expected one.
-    pub fn swap(self, key: &[u8], expected: Expected<'_>, value: &[u8]) -> Reply {
-        Reply::Swapped(self.index.swap_at_once(key, expected, value))
+    pub fn swap(self, key: &[u8], expected: Expected<'_>, value: &[u8], waits: &ChangeWaits) -> Reply {
+        Reply::Swapped(self.index.try_swap(key, expected, value, waits))
     }
 
     /// Removes a key.
@@ -189,9 +203,9 @@ impl Changer<'_> {
     }
 
     /// Changes a part of a value.
-    pub fn part(self, key: &[u8], part: PartChange<'_>, tell: Tell) -> Reply {
-        let tell_max = wire::frame_value_max(self.index.geometry());
-        Reply::Part(self.index.part_at_once(key, part, tell, tell_max, self.caller.owner.as_ref()))
+    pub fn part(self, key: &[u8], part: PartChange<'_>, tell: Tell, waits: &ChangeWaits) -> Reply {
+        let tell = (tell, wire::frame_value_max(self.index.geometry()));
+        Reply::Part(self.index.try_part(key, part, tell, self.caller.owner.as_ref(), waits))
     }
 
     /// Gives an entry another end.
@@ -248,12 +262,12 @@ impl Changer<'_> {
     }
 
     /// Starts a put in two steps.
-    pub fn put_start(self, key: &[u8], len: u32, within: Duration) -> Reply {
+    pub fn put_start(self, key: &[u8], (len, within): (u32, Duration), waits: &ChangeWaits) -> Reply {
         let session = match self.caller.starts.take().map_or_else(|| self.index.start_session(), Ok) {
             Ok(session) => self.caller.starts.insert(session),
             Err(error) => return Reply::Put(Err(error)),
         };
-        match self.index.put_start(session, key, len as usize, within) {
+        match self.index.try_put_start(session, key, (len as usize, within), waits) {
             Ok(ticket) => Reply::Value(Some(ticket.to_le_bytes().to_vec())),
             Err(error) => Reply::Put(Err(error)),
         }
@@ -294,9 +308,9 @@ impl Changer<'_> {
     }
 
     /// Commits such a put.
-    pub fn put_commit(self, key: &[u8], ticket: u64) -> Reply {
+    pub fn put_commit(self, key: &[u8], ticket: u64, waits: &ChangeWaits) -> Reply {
         let Some(session) = &self.caller.starts else { return Reply::Put(Err(PutError::NotStarted)) };
-        Reply::Put(self.index.put_commit(session, key, ticket, self.caller.owner.as_ref()))
+        Reply::Put(self.index.try_put_commit(session, key, ticket, self.caller.owner.as_ref(), waits))
     }
 
     /// Gives such a put up.
@@ -314,11 +328,11 @@ impl Changer<'_> {
         Reply::Pin(its.is_some())
     }
 
-    /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
-    pub fn begin_upload(self, key: &[u8], len: u32) -> Reply {
+    /// Begins an upload, and drops the one before.
+    pub fn begin_upload(self, key: &[u8], len: u32, waits: &ChangeWaits) -> Reply {
         // The old upload is dropped first: the new one may get its memory.
         self.caller.upload = UploadState::None;
-        match self.index.upload(key, len as usize) {
+        match self.index.try_upload(key, len as usize, waits) {
             Ok(Some(value)) => {
                 self.caller.upload =
                     UploadState::Begun { key: key.into(), value, since: Instant::now(), given: 0 };
@@ -345,19 +359,21 @@ impl Changer<'_> {
     }
 
     /// Puts the uploaded value, which must be complete.
-    pub fn put_upload(self, key: &[u8], options: PutOptions) -> Reply {
-        match self.caller.whole(key) {
-            Some(draft) => Reply::Put(self.index.put_draft(key, draft, options, self.caller.owner.as_ref())),
-            None => self.caller.refuse(),
-        }
+    pub fn put_upload(self, key: &[u8], options: PutOptions, waits: &ChangeWaits) -> Reply {
+        let Changer { caller, index } = self;
+        let Some(mut draft) = caller.whole(key) else { return caller.refuse() };
+        let put = index.try_put_draft(key, &mut draft, options, caller.owner.as_ref(), waits);
+        caller.keep_while_it_waits(key, draft, waits);
+        Reply::Put(put)
     }
 
     /// Puts the uploaded value if the key's value is the expected one.
-    pub fn swap_upload(self, key: &[u8], expected: Expected<'_>) -> Reply {
-        match self.caller.whole(key) {
-            Some(draft) => Reply::Swapped(self.index.swap_draft(key, expected, draft)),
-            None => self.caller.refuse(),
-        }
+    pub fn swap_upload(self, key: &[u8], expected: Expected<'_>, waits: &ChangeWaits) -> Reply {
+        let Changer { caller, index } = self;
+        let Some(mut draft) = caller.whole(key) else { return caller.refuse() };
+        let swapped = index.try_swap_draft(key, expected, &mut draft, waits);
+        caller.keep_while_it_waits(key, draft, waits);
+        Reply::Swapped(swapped)
     }
 
     pub fn drop_upload(self) -> Reply {
@@ -483,7 +499,7 @@ mod tests {
         let mut others = Vec::new();
         loop {
             let mut other = Caller::new(Role::Change);
-            match changer(&mut other, &index).begin_upload(b"other", LONG as u32) {
+            match changer(&mut other, &index).begin_upload(b"other", LONG as u32, &ChangeWaits::default()) {
                 Reply::Taken => others.push(other),
                 _ => break,
             }
@@ -493,13 +509,20 @@ mod tests {
         let options = PutOptions::from(PutMode::Insert);
         for (begun, put) in [(&b"one"[..], &b"other"[..]), (b"one", b"on"), (b"one", b"one")] {
             for _ in 0..3 {
-                assert_eq!(changer(&mut caller, &index).begin_upload(begun, LONG as u32), Reply::Taken);
+                assert_eq!(
+                    changer(&mut caller, &index).begin_upload(begun, LONG as u32, &ChangeWaits::default()),
+                    Reply::Taken
+                );
             }
             for _ in 0..10 {
                 assert_eq!(changer(&mut caller, &index).take_piece(&[7; LONG / 10]), Reply::Taken);
             }
             let expected = if begun == put { Reply::Put(Ok(PutOutcome::Inserted)) } else { Reply::Unfit };
-            assert_eq!(changer(&mut caller, &index).put_upload(put, options), expected, "{begun:?} {put:?}");
+            assert_eq!(
+                changer(&mut caller, &index).put_upload(put, options, &ChangeWaits::default()),
+                expected,
+                "{begun:?} {put:?}"
+            );
             assert_eq!(changer(&mut caller, &index).take_piece(b"more"), Reply::Unfit, "it is over");
         }
         assert_eq!(index.len(), 1);

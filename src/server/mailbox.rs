@@ -2,11 +2,13 @@
 
 use super::caller::Caller;
 use super::mailboxes::{MailboxMemory, MailboxShare};
+use super::parking::{ParkAnswer, ParkLook, Parked, RequestAt};
 use super::shared::ServerState;
 use crate::layout::geometry::Geometry;
 use crate::mailbox::memory::{self, Mailbox, WINDOW};
 use crate::mailbox::{self, CellMark, Once, SpinTime};
 use crate::region::RegionError;
+use crate::wire::{Frame, Request};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -92,6 +94,11 @@ impl ServerMailbox {
         true
     }
 
+    /// Whether its cells are polled.
+    pub fn is_awake(&self) -> bool {
+        self.is_awake
+    }
+
     /// Stops polling the cells if the client has been quiet for some time, until it rings (A3).
     /// Returns whether it did.
     pub fn rests(&mut self, now: Instant) -> bool {
@@ -126,9 +133,10 @@ impl ServerMailbox {
         shared: &ServerState,
         caller: &mut Caller,
         turn_ends: Instant,
+        parked: (&mut Option<Parked>, ParkLook),
     ) -> Result<Visit, String> {
         let visit = match self.is_next_there() {
-            true => self.answer_all(shared, caller, turn_ends)?,
+            true => self.answer_all(shared, caller, turn_ends, parked)?,
             false => Visit::default(),
         };
         Ok(Visit { lingers: !self.patience.time().is_zero(), ..visit })
@@ -139,6 +147,7 @@ impl ServerMailbox {
         shared: &ServerState,
         caller: &mut Caller,
         turn_ends: Instant,
+        (parked, look): (&mut Option<Parked>, ParkLook),
     ) -> Result<Visit, String> {
         // The request that a ring announced does not count: it was not found by polling.
         if std::mem::replace(&mut self.has_asked, true) {
@@ -146,7 +155,9 @@ impl ServerMailbox {
         }
         let mut answered = 0;
         while answered < WINDOW && self.is_next_there() {
-            self.answer(shared, caller)?;
+            if !self.answer(shared, caller, (parked, look))? {
+                break;
+            }
             answered += 1;
             self.last = Instant::now();
             if self.last >= turn_ends {
@@ -165,7 +176,13 @@ impl ServerMailbox {
         Ok(Visit { answered, has_rung, lingers: true })
     }
 
-    fn answer(&mut self, shared: &ServerState, caller: &mut Caller) -> Result<(), String> {
+    /// Answers the next request. Returns `false` if it has to wait: then it stays the next one (Q13).
+    fn answer(
+        &mut self,
+        shared: &ServerState,
+        caller: &mut Caller,
+        (parked, look): (&mut Option<Parked>, ParkLook),
+    ) -> Result<bool, String> {
         let ServerMailbox { mailbox, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // Fetching what another CPU stored takes time. The next request of a batch is fetched
@@ -173,13 +190,29 @@ impl ServerMailbox {
         mailbox.prefetch_request(sequence.wrapping_add(1));
         let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request cell that makes no sense")?;
-        if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(caller, request)) {
-            return Err("a request cell without a request".into());
+        let held = Parked::take_from(parked, RequestAt::Mailbox);
+        // A connection has one parked request.
+        let look = if parked.is_some() { ParkLook::Last } else { look };
+        let answer = |frame: &Frame<'_>, request: Request<'_>| {
+            let asked = (frame.id, frame.patience(), request);
+            match shared.answer_or_park(caller, asked, held, (RequestAt::Mailbox, look)) {
+                ParkAnswer::Now(reply) => Ok(Some(reply)),
+                ParkAnswer::NotHere => Ok(None),
+                ParkAnswer::Taken(waits) | ParkAnswer::Stays(waits) => Err(waits),
+            }
+        };
+        match once.try_take(CellMark { sequence, attempt: 0 }, frame, answer) {
+            Ok(true) => {}
+            Ok(false) => return Err("a request cell without a request".into()),
+            Err(waits) => {
+                *parked = Some(waits);
+                return Ok(false);
+            }
         }
         if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
             return Err("a reply that fits no cell".into());
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -198,7 +231,7 @@ mod tests {
     use super::super::tests::shared;
     use super::*;
     use crate::mailbox::{glance, store};
-    use crate::wire::{self, Reply, Request};
+    use crate::wire::{self, Reply};
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
@@ -281,7 +314,12 @@ mod tests {
         assert_eq!((rests, looks), (false, 1));
         assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
         assert!(!end.wakes(), "it is awake still");
-        assert_eq!(end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered, 1);
+        assert_eq!(
+            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
+                .unwrap()
+                .answered,
+            1
+        );
         // Nothing comes: it rests.
         assert!(end.rests(later()));
         assert_eq!(mailbox.server().heard(), 1);
@@ -300,7 +338,12 @@ mod tests {
             asked += 1;
             ask(&mailbox, asked);
             let before = Instant::now();
-            assert_eq!(end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered, 1);
+            assert_eq!(
+                end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
+                    .unwrap()
+                    .answered,
+                1
+            );
             assert!(end.last >= before, "it looks for so long from now on");
         };
         let rests_after = |end: &mut ServerMailbox, time: Duration| {
@@ -347,11 +390,18 @@ mod tests {
             (next..next + asked).for_each(|sequence| ask(&mailbox, sequence));
             next += asked;
             assert_eq!(
-                end.visit(&shared, &mut Caller::new(Role::Change), turn_ends).unwrap().answered,
+                end.visit(&shared, &mut Caller::new(Role::Change), turn_ends, (&mut None, ParkLook::Again))
+                    .unwrap()
+                    .answered,
                 answered
             );
         }
-        assert_eq!(end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered, 0);
+        assert_eq!(
+            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
+                .unwrap()
+                .answered,
+            0
+        );
         for sequence in next - WINDOW..next {
             let mut copy = Vec::new();
             let frame = mailbox::load(mailbox.reply(sequence), sequence, &mut copy).expect("its reply");
@@ -362,14 +412,17 @@ mod tests {
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
             assert_eq!(
-                end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered,
+                end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
+                    .unwrap()
+                    .answered,
                 0,
                 "{sequence}"
             );
         }
         assert!(store(mailbox.request(next), next, b"nonsense"));
         assert_eq!(
-            end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap_err(),
+            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
+                .unwrap_err(),
             "a request cell without a request"
         );
     }
@@ -380,7 +433,9 @@ mod tests {
         let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
             asked.for_each(|sequence| ask(&mailbox, sequence));
-            end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().has_rung
+            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
+                .unwrap()
+                .has_rung
         };
         assert!(!visit(1..=1), "it does not sleep");
         mailbox.client().announce(3);

@@ -1,6 +1,7 @@
 //! How many requests may be parked, and for how long (Q12).
 
 use crate::faults::{Rule, obey};
+use crate::index::ChangeWait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -49,6 +50,15 @@ impl ParkRoom {
         let fits = |taken: u64| (taken < self.most).then_some(taken + 1);
         self.taken.fetch_update(Relaxed, Relaxed, fits).ok()?;
         Some(ParkPlace(Arc::clone(&self.taken)))
+    }
+
+    /// How long a change may wait for this, whose client lets it wait so long for memory. Clients of earlier versions do
+    /// not, and ask again by themselves.
+    pub fn longest(wait: ChangeWait, patience: Duration) -> Duration {
+        match wait {
+            ChangeWait::Memory { .. } => patience.min(PARKED_FOR_MAX),
+            ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker => PARKED_FOR_MAX,
+        }
     }
 
     /// When the time of a request is over that may wait so long.

@@ -1,28 +1,31 @@
-//! Requests that wait for something: *parked* ones (Q9 to Q12). None of the server's threads waits with them.
+//! Requests that wait for something: *parked* ones (Q9 to Q15). None of the server's threads waits with them.
 //!
 //! ```text
 //! request ── a look: is it there? ── yes: the reply
 //!                  │ no: parked, with a time
 //!                  ▼
-//!            a state of its connection ◄── looked at again: after a change, in its worker's next turn
+//!            a state of its connection ◄── looked at again: when it is due, or something was told, in its worker's next turn
 //!                  │
 //!                  ├── it is there                          the reply
 //!                  ├── its time is over, or more is asked   the reply that says so
 //!                  └── its connection ends, or the server   none
 //! ```
 //!
-//! A connection has one parked request at most, and all of them together a bound. Beyond that a request is answered at
-//! once, with nothing, and its client asks again after a pause, as clients of earlier versions do.
+//! There are two kinds. A request for changes of the table was taken, and its connection's next request ends the wait
+//! (Q11). A change that cannot be made yet, or is made and cannot be answered yet, stays the first request of its queue:
+//! what is behind it waits, too (Q13).
 //!
-//! What a request waits for may come while its worker sleeps. The worker has a bell for that, which rings for it
-//! (`src/index/feed/bells.rs`).
+//! A connection has one parked request at most, and all of them together a bound. Beyond that a request is answered at
+//! once, with what there is, and its client asks again after a pause, as clients of earlier versions do.
+//!
+//! What a request waits for may come while its worker sleeps. The worker has a bell for each kind (`src/index/bells.rs`).
 
 use super::caller::Caller;
 use super::feed::{self, FeedFound};
-use super::park_room::ParkPlace;
+use super::park_room::{ParkPlace, ParkRoom};
 use super::shared::ServerState;
 use crate::faults::{Rule, broken};
-use crate::index::{Feed, FeedBell};
+use crate::index::{ChangeWait, ChangeWaits, Index, ThreadBell};
 use crate::wire::{self, FeedRequest, Reply, Request};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeSet, VecDeque};
@@ -34,24 +37,89 @@ use std::time::{Duration, Instant};
 /// A request that waits.
 #[derive(Debug)]
 pub(super) struct Parked {
+    what: ParkedRequest,
+    /// When it is looked at next, if nothing is told before.
+    until: Instant,
+    place: ParkPlace,
+}
+
+#[derive(Debug)]
+enum ParkedRequest {
+    Feed(ParkedFeed),
+    Change(Box<ParkedChange>),
+}
+
+/// A request for changes of the table. It was taken out of its queue.
+#[derive(Debug)]
+struct ParkedFeed {
     id: u64,
     /// As it came.
     frame: Box<[u8]>,
     /// Changes before this one were looked at: none of them is wanted.
     seen: u64,
-    until: Instant,
-    _place: ParkPlace,
+}
+
+/// A change that waits. It is still the first request of its queue.
+#[derive(Debug)]
+struct ParkedChange {
+    at: RequestAt,
+    waits: ChangeWaits,
+    /// Its reply, if it is made, and must not be answered yet (Q15).
+    made: Option<Reply>,
+    begun: Instant,
+    /// How long its client lets it wait for memory.
+    patience: Duration,
+    /// What was told before this number, the last try has seen.
+    seen: u64,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestAt {
+    /// In the input of a socket.
+    Socket,
+    /// In a message over verbs.
+    Message {
+        /// Whether it is the message, and none is behind it.
+        is_alone: bool,
+    },
+    /// In a mailbox.
+    Mailbox,
+}
+
+impl RequestAt {
+    /// Whether a request for changes of the table may wait there: where the next request ends the wait.
+    fn may_wait_for_feed(self) -> bool {
+        match self {
+            RequestAt::Socket => true,
+            RequestAt::Message { is_alone } => is_alone,
+            RequestAt::Mailbox => false,
+        }
+    }
+
+    /// Whether both are requests of one queue.
+    fn is_queue_of(self, other: RequestAt) -> bool {
+        match (self, other) {
+            (RequestAt::Socket, RequestAt::Socket)
+            | (RequestAt::Message { .. }, RequestAt::Message { .. })
+            | (RequestAt::Mailbox, RequestAt::Mailbox) => true,
+            (RequestAt::Socket | RequestAt::Message { .. } | RequestAt::Mailbox, _) => false,
+        }
+    }
 }
 
 /// What becomes of a request.
 pub(super) enum ParkAnswer {
     Now(Reply),
-    Later(Parked),
+    /// It was taken, and waits.
+    Taken(Parked),
+    /// It waits where it stands.
+    Stays(Parked),
     /// It is about the conversation.
     NotHere,
 }
 
-/// Whether a look at a parked request is its last one.
+/// Whether a look at a request that may wait is its last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ParkLook {
     /// It waits on, if nothing is there and it has time.
@@ -61,24 +129,129 @@ pub(super) enum ParkLook {
 }
 
 impl ServerState {
-    /// Answers a request, or parks it: if it may wait, nothing is there for it yet, and there is room.
-    pub(super) fn answer_or_park(&self, caller: &mut Caller, id: u64, request: Request<'_>) -> ParkAnswer {
+    /// Answers a request, or parks it: if it may wait, and there is room. `held` is what the first request of this queue
+    /// has waited so far. `patience` is how long the client lets it wait for memory.
+    pub(super) fn answer_or_park(
+        &self,
+        caller: &mut Caller,
+        (id, patience, request): (u64, Duration, Request<'_>),
+        held: Option<Parked>,
+        (at, look): (RequestAt, ParkLook),
+    ) -> ParkAnswer {
         match request {
             Request::Feed(wanted @ FeedRequest::Changes { within: Some(within), .. }) => {
                 match self.feed_found(caller, wanted, 0) {
                     FeedFound::Told(reply) => ParkAnswer::Now(Reply::Feed(reply)),
+                    FeedFound::Nothing { reply, .. } if look == ParkLook::Last || !at.may_wait_for_feed() => {
+                        ParkAnswer::Now(Reply::Feed(reply))
+                    }
                     FeedFound::Nothing { reply, seen } => match self.parking.place() {
                         None => ParkAnswer::Now(Reply::Feed(reply)),
                         Some(place) => {
                             let (until, mut frame) = (self.parking.until(within), Vec::new());
                             request.encode(id, &mut frame);
-                            ParkAnswer::Later(Parked { id, frame: frame.into(), seen, until, _place: place })
+                            let what = ParkedRequest::Feed(ParkedFeed { id, frame: frame.into(), seen });
+                            ParkAnswer::Taken(Parked { what, until, place })
                         }
                     },
                 }
             }
-            request => self.answer(caller, request).map_or(ParkAnswer::NotHere, ParkAnswer::Now),
+            request => match held {
+                None => self.begin_change(caller, patience, request, (at, look)),
+                Some(Parked { what: ParkedRequest::Change(change), place, .. }) => {
+                    self.go_on(caller, request, (change, place), look)
+                }
+                Some(Parked { what: ParkedRequest::Feed(_), .. }) => unreachable!("it was taken"),
+            },
         }
+    }
+
+    /// The first try of a change, or the answer to any other request.
+    #[inline]
+    fn begin_change(
+        &self,
+        caller: &mut Caller,
+        patience: Duration,
+        request: Request<'_>,
+        (at, look): (RequestAt, ParkLook),
+    ) -> ParkAnswer {
+        let (waits, seen) = (ChangeWaits::default(), self.index.news().told());
+        let Some(reply) = self.try_answer(caller, request, &waits, None) else { return ParkAnswer::NotHere };
+        let Some(wait) = waits.now() else { return ParkAnswer::Now(reply) };
+        let begun = Instant::now();
+        let ends = begun + ParkRoom::longest(wait, patience);
+        let is_made = waits.is_made();
+        let may_wait = look == ParkLook::Again && begun < ends;
+        let Some(place) = may_wait.then(|| self.parking.place()).flatten() else {
+            return self.last_answer(caller, request, reply, is_made);
+        };
+        let made = is_made.then_some(reply);
+        let change = Box::new(ParkedChange { at, waits, made, begun, patience, seen });
+        ParkAnswer::Stays(self.parked(change, place, (wait, ends)))
+    }
+
+    /// The answer to a change that has to wait, but cannot.
+    #[cold]
+    fn last_answer(
+        &self,
+        caller: &mut Caller,
+        request: Request<'_>,
+        reply: Reply,
+        is_made: bool,
+    ) -> ParkAnswer {
+        if is_made {
+            return ParkAnswer::Now(reply);
+        }
+        if let Request::UploadPut { .. } | Request::UploadSwap { .. } = request {
+            caller.drop_upload();
+        }
+        ParkAnswer::Now(self.counted(reply))
+    }
+
+    /// The next try of a change that has waited, or its next step, if it is made.
+    #[cold]
+    fn go_on(
+        &self,
+        caller: &mut Caller,
+        request: Request<'_>,
+        (mut change, place): (Box<ParkedChange>, ParkPlace),
+        look: ParkLook,
+    ) -> ParkAnswer {
+        if broken(Rule::WaitWake) && look == ParkLook::Again {
+            let until = change.begun + ParkRoom::longest(ChangeWait::Thread, change.patience);
+            return ParkAnswer::Stays(Parked { what: ParkedRequest::Change(change), until, place });
+        }
+        change.seen = self.index.news().told();
+        self.index.end_wait(&change.waits);
+        // Q15
+        let reply = match change.made.take().filter(|_| !broken(Rule::WaitOnce)) {
+            Some(reply) => {
+                self.index.go_on(&change.waits);
+                reply
+            }
+            None => match self.try_answer(caller, request, &change.waits, Some(change.begun)) {
+                Some(reply) => reply,
+                None => return ParkAnswer::NotHere,
+            },
+        };
+        let is_made = change.waits.is_made();
+        let Some(wait) = change.waits.now() else { return ParkAnswer::Now(reply) };
+        let ends = change.begun + ParkRoom::longest(wait, change.patience);
+        if look == ParkLook::Last || Instant::now() >= ends {
+            return self.last_answer(caller, request, reply, is_made);
+        }
+        change.made = is_made.then_some(reply);
+        ParkAnswer::Stays(self.parked(change, place, (wait, ends)))
+    }
+
+    fn parked(
+        &self,
+        change: Box<ParkedChange>,
+        place: ParkPlace,
+        (wait, ends): (ChangeWait, Instant),
+    ) -> Parked {
+        let until = (Instant::now() + self.index.wait_left(wait)).min(ends);
+        Parked { what: ParkedRequest::Change(change), until, place }
     }
 
     fn feed_found(&self, caller: &Caller, request: FeedRequest<'_>, seen: u64) -> FeedFound {
@@ -87,34 +260,51 @@ impl ServerState {
 }
 
 impl Parked {
-    /// The number of the request.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
     /// Bytes that it has.
     pub fn held_bytes(&self) -> usize {
-        size_of::<Parked>() + self.frame.len()
+        /// What a change has noted of its waits.
+        const WAITS: usize = size_of::<ParkedChange>() + 128;
+        let more = match &self.what {
+            ParkedRequest::Feed(feed) => feed.frame.len(),
+            ParkedRequest::Change(_) => WAITS,
+        };
+        size_of::<Parked>() + more
     }
 
-    /// Its reply, if it is to be answered now.
-    pub fn answer(&mut self, shared: &ServerState, caller: &Caller, look: ParkLook) -> Option<Reply> {
+    /// Where the change stands that waits. `None`: it is a request for changes of the table.
+    pub fn change_at(&self) -> Option<RequestAt> {
+        match &self.what {
+            ParkedRequest::Feed(_) => None,
+            ParkedRequest::Change(change) => Some(change.at),
+        }
+    }
+
+    /// Takes out what the first request of this queue has waited so far.
+    pub fn take_from(parked: &mut Option<Parked>, queue: RequestAt) -> Option<Parked> {
+        parked.take_if(|parked| parked.change_at().is_some_and(|at| at.is_queue_of(queue)))
+    }
+
+    /// The number of a request for changes of the table, and its reply, if it is to be answered now.
+    pub fn answer(&mut self, shared: &ServerState, caller: &Caller, look: ParkLook) -> Option<(u64, Reply)> {
+        let ParkedRequest::Feed(feed) = &mut self.what else { return None };
         let is_over = look == ParkLook::Last || Instant::now() >= self.until;
         // Q10
         if broken(Rule::ParkWake) && !is_over {
             return None;
         }
-        let Some(request) = self.request() else { return Some(Reply::Unfit) };
-        match shared.feed_found(caller, request, self.seen) {
-            FeedFound::Told(reply) => Some(Reply::Feed(reply)),
-            FeedFound::Nothing { reply, .. } if is_over => Some(Reply::Feed(reply)),
+        let Some(request) = feed.request() else { return Some((feed.id, Reply::Unfit)) };
+        match shared.feed_found(caller, request, feed.seen) {
+            FeedFound::Told(reply) => Some((feed.id, Reply::Feed(reply))),
+            FeedFound::Nothing { reply, .. } if is_over => Some((feed.id, Reply::Feed(reply))),
             FeedFound::Nothing { seen, .. } => {
-                self.seen = seen;
+                feed.seen = seen;
                 None
             }
         }
     }
+}
 
+impl ParkedFeed {
     fn request(&self) -> Option<FeedRequest<'_>> {
         let frame = wire::decode(&self.frame).ok()??;
         match Request::decode(&frame) {
@@ -124,16 +314,48 @@ impl Parked {
     }
 }
 
+/// What the parked requests of one kind wait for.
+#[derive(Debug)]
+struct ParkedKind {
+    bell: ThreadBell,
+    /// How many there are.
+    waiting: usize,
+    /// All of them have seen what was told before this.
+    looked: u64,
+}
+
+impl ParkedKind {
+    fn new(bell: ThreadBell) -> ParkedKind {
+        ParkedKind { bell, waiting: 0, looked: 0 }
+    }
+
+    fn came(&mut self, seen: u64) {
+        self.looked = if self.waiting == 0 { seen } else { self.looked.min(seen) };
+        self.waiting += 1;
+    }
+
+    /// Whether something was told that some have not seen. From then on they count as those who have: they are looked at.
+    fn hears(&mut self, told: u64) -> bool {
+        self.waiting > 0 && std::mem::replace(&mut self.looked, told) != told
+    }
+}
+
+/// Of which kind a parked request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Feed,
+    Change,
+}
+
 /// The parked requests of a worker's connections.
 #[derive(Debug)]
 pub(super) struct Parking<K> {
-    bell: FeedBell,
-    waiting: FxHashMap<K, Instant>,
+    feeds: ParkedKind,
+    changes: ParkedKind,
+    waiting: FxHashMap<K, (Instant, Kind)>,
     due: BTreeSet<(Instant, K)>,
     /// Those that are to be looked at.
     queue: VecDeque<K>,
-    /// All others have seen what is before this change.
-    looked: u64,
 }
 
 /// Wakes a worker's event loop.
@@ -153,30 +375,38 @@ impl Wake for LoopWaker {
 
 impl<K: Copy + Ord + Hash> Parking<K> {
     /// Those of a worker whose event loop this wakes.
-    pub fn new(feed: &Feed, waker: &Arc<mio::Waker>) -> Parking<K> {
-        let bell = feed.bell(Waker::from(Arc::new(LoopWaker(Arc::clone(waker)))));
+    pub fn new(index: &Index, waker: &Arc<mio::Waker>) -> Parking<K> {
+        let waker = Waker::from(Arc::new(LoopWaker(Arc::clone(waker))));
+        let feeds = ParkedKind::new(index.feed().bell(waker.clone()));
+        let changes = ParkedKind::new(index.news().bell(waker));
         let (waiting, due, queue) = (FxHashMap::default(), BTreeSet::new(), VecDeque::new());
-        Parking { bell, waiting, due, queue, looked: 0 }
+        Parking { feeds, changes, waiting, due, queue }
+    }
+
+    fn kind(&mut self, kind: Kind) -> &mut ParkedKind {
+        match kind {
+            Kind::Feed => &mut self.feeds,
+            Kind::Change => &mut self.changes,
+        }
     }
 
     /// A connection has this one now, or has it no more.
     pub fn note(&mut self, who: K, parked: Option<&Parked>) {
-        match (parked, self.waiting.is_empty()) {
-            (None, true) => {}
-            (None, false) => self.remove(who),
-            (Some(parked), is_first) => {
-                self.remove(who);
-                self.looked = if is_first { parked.seen } else { self.looked.min(parked.seen) };
-                self.waiting.insert(who, parked.until);
-                self.due.insert((parked.until, who));
-            }
+        if parked.is_none() && self.waiting.is_empty() {
+            return;
         }
-    }
-
-    /// A connection waits no more.
-    fn remove(&mut self, who: K) {
-        if let Some(until) = self.waiting.remove(&who) {
+        if let Some((until, kind)) = self.waiting.remove(&who) {
             self.due.remove(&(until, who));
+            self.kind(kind).waiting -= 1;
+        }
+        if let Some(parked) = parked {
+            let (kind, seen) = match &parked.what {
+                ParkedRequest::Feed(feed) => (Kind::Feed, feed.seen),
+                ParkedRequest::Change(change) => (Kind::Change, change.seen),
+            };
+            self.kind(kind).came(seen);
+            self.waiting.insert(who, (parked.until, kind));
+            self.due.insert((parked.until, who));
         }
     }
 
@@ -186,15 +416,18 @@ impl<K: Copy + Ord + Hash> Parking<K> {
     }
 
     /// The next one that is to be looked at.
-    pub fn next(&mut self, feed: &Feed, now: Instant) -> Option<K> {
+    pub fn next(&mut self, index: &Index, now: Instant) -> Option<K> {
         if self.waiting.is_empty() {
             return None;
         }
         if self.queue.is_empty() {
-            let next = feed.next();
-            if next != self.looked {
-                self.looked = next;
-                self.queue.extend(self.waiting.keys());
+            let hears = [
+                (Kind::Feed, self.feeds.hears(index.feed().next())),
+                (Kind::Change, self.changes.hears(index.news().told())),
+            ];
+            for (told, _) in hears.into_iter().filter(|(_, hears)| *hears) {
+                let its = self.waiting.iter().filter(|(_, (_, kind))| *kind == told);
+                self.queue.extend(its.map(|(who, _)| *who));
             }
         }
         while let Some(who) = self.queue.pop_front() {
@@ -205,22 +438,37 @@ impl<K: Copy + Ord + Hash> Parking<K> {
         self.due.first().filter(|(until, _)| *until <= now).map(|(_, who)| *who)
     }
 
-    /// How long the worker may sleep that could sleep for `timeout` without them. If it may at all, its bell rings from
+    /// How long the worker may sleep that could sleep for `timeout` without them. If it may at all, its bells ring from
     /// now on.
-    pub fn sleeps(&self, feed: &Feed, timeout: Option<Duration>) -> Option<Duration> {
+    pub fn sleeps(&self, index: &Index, timeout: Option<Duration>) -> Option<Duration> {
         let Some((until, _)) = self.due.first() else { return timeout };
         if !self.queue.is_empty() {
             return Some(Duration::ZERO);
         }
         let left = until.saturating_duration_since(Instant::now());
         let timeout = timeout.map_or(left, |timeout| timeout.min(left));
-        // Q9
-        let may_sleep = timeout.is_zero() || feed.may_sleep(&self.bell, self.looked);
+        // Q9, Q14
+        let may_sleep = timeout.is_zero()
+            || (self.feeds.waiting == 0 || index.feed().may_sleep(&self.feeds.bell, self.feeds.looked))
+                && (self.changes.waiting == 0
+                    || index.news().may_sleep(&self.changes.bell, self.changes.looked));
         Some(if may_sleep { timeout } else { Duration::ZERO })
     }
 
     /// The worker does not sleep any more.
-    pub fn wakes(&self, feed: &Feed) {
-        feed.wakes(&self.bell);
+    pub fn wakes(&self, index: &Index) {
+        index.feed().wakes(&self.feeds.bell);
+        index.news().wakes(&self.changes.bell);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl<K: Copy + Ord + Hash> Parking<K> {
+    /// Pretends that the request of this connection is due then.
+    pub fn wait_on(&mut self, who: K, until: Instant) {
+        let (due, kind) = self.waiting[&who];
+        self.due.remove(&(due, who));
+        self.waiting.insert(who, (until, kind));
+        self.due.insert((until, who));
     }
 }

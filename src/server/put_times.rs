@@ -35,13 +35,10 @@ impl PutTimes {
         }
     }
 
-    /// Makes a put of this key, and counts how long it took.
-    pub fn taken<R>(&self, key: &[u8], put: impl FnOnce() -> R) -> R {
-        let begun = Instant::now();
-        let answer = put();
+    /// A put of this key has ended that began then.
+    pub fn took(&self, key: &[u8], begun: Instant) {
         let ended = Instant::now();
         self.note(key, (ended - begun).as_nanos() as u64, (ended - self.begun).as_nanos() as u64);
-        answer
     }
 
     fn note(&self, key: &[u8], took_ns: u64, now_ns: u64) {

@@ -3,16 +3,16 @@
 use super::caller::{Caller, Role};
 use super::held::HeldShare;
 use super::mailbox::{ServerMailbox, Visit};
-use super::parking::{ParkAnswer, ParkLook, Parked};
+use super::parking::{ParkAnswer, ParkLook, Parked, RequestAt};
 use super::shared::{Admission, Peer, ServerState};
 use super::stream::ClientStream;
 use super::{gets, tcp};
-use crate::faults::{Rule, obey};
+use crate::faults::{Rule, broken, obey};
 use crate::mailbox::memory;
 use crate::outcome::with_causes;
 use crate::region::{GetCountMap, TouchMap};
 use crate::wire::proof::{self, Nonce};
-use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
+use crate::wire::{self, Frame, PROTOCOL_VERSION, Refusal, Reply, Request};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -32,8 +32,7 @@ const QUIET_BYTES: usize = 1 << 12;
 const FLUSH_BYTES: usize = 1 << 17;
 /// Spare room that a session's own buffer keeps from one turn to the next.
 const SPARE_BYTES: usize = 1 << 16;
-/// Time for one client's requests per turn. A put that must wait for a grace period is the last of
-/// its turn.
+/// Time for one client's requests per turn. A change that must wait is the last of its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
 
 /// The host of a session that ends.
@@ -75,6 +74,17 @@ pub(super) struct Session {
     mailbox: Option<ServerMailbox>,
     /// A request that waits.
     parked: Option<Parked>,
+    /// Whether its mailbox is not polled, because a change waits.
+    is_off: bool,
+}
+
+/// What a turn is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TurnFor {
+    /// New input, or room for replies. A change that waits is not tried.
+    Input,
+    /// The change that waits.
+    Waiting,
 }
 
 /// How far the conversation has come.
@@ -148,6 +158,7 @@ impl Session {
             has_rung: false,
             mailbox: None,
             parked: None,
+            is_off: false,
         };
         session.say_held();
         session
@@ -190,12 +201,40 @@ impl Session {
     /// Answers the requests in its mailbox, until about `turn_ends`.
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
+        // Q13
+        if self.waits() { Ok(Visit::default()) } else { self.visit_mailbox(shared, turn_ends) }
+    }
+
+    #[inline]
+    fn visit_mailbox(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
-        let visit = mailbox.visit(shared, &mut self.caller, turn_ends)?;
+        let parked = (&mut self.parked, ParkLook::Again);
+        let visit = mailbox.visit(shared, &mut self.caller, turn_ends, parked)?;
         if visit.has_rung {
             self.ring()?;
         }
         Ok(visit)
+    }
+
+    /// Whether a change waits: then its requests are not answered.
+    pub fn waits(&self) -> bool {
+        self.waits_at().is_some()
+    }
+
+    fn waits_at(&self) -> Option<RequestAt> {
+        self.parked.as_ref().and_then(Parked::change_at)
+    }
+
+    /// Its worker stops polling its mailbox, because a change waits.
+    pub fn turn_off(&mut self) {
+        self.is_off = true;
+    }
+
+    /// Whether its worker has stopped polling its mailbox, and must poll it again: no change waits any more.
+    pub fn comes_back(&mut self) -> bool {
+        let comes_back = self.is_off && !self.waits();
+        self.is_off &= !comes_back;
+        comes_back && self.mailbox.as_ref().is_some_and(ServerMailbox::is_awake)
     }
 
     /// Wakes the client. After an error the caller must hang up, which also wakes the client.
@@ -219,13 +258,21 @@ impl Session {
     }
 
     fn halfway_since(&self) -> Option<Instant> {
+        // It is the server that is to go on.
+        if self.waits() {
+            return None;
+        }
         self.owes.since().into_iter().chain(self.caller.uploads_since()).min()
     }
 
     /// Reads, answers and writes as far as possible without waiting, for at most one turn.
     pub fn advance(&mut self, shared: &Arc<ServerState>) -> Fate {
+        self.advance_for(shared, TurnFor::Input)
+    }
+
+    fn advance_for(&mut self, shared: &Arc<ServerState>, turn_for: TurnFor) -> Fate {
         self.borrow_buffers();
-        let fate = self.turn(shared).unwrap_or_else(Fate::Close);
+        let fate = self.turn(shared, turn_for).unwrap_or_else(Fate::Close);
         self.return_buffers();
         self.say_held();
         if self.is_to_end() { self.end(shared) } else { fate }
@@ -237,7 +284,22 @@ impl Session {
     }
 
     /// Looks again at the request that waits, and sends its reply if there is one by now.
-    pub fn look_again(&mut self, shared: &ServerState) -> Fate {
+    pub fn look_again(&mut self, shared: &Arc<ServerState>) -> Fate {
+        match self.waits_at() {
+            None => self.look_at_feed(shared),
+            Some(RequestAt::Socket | RequestAt::Message { .. }) => self.advance_for(shared, TurnFor::Waiting),
+            Some(RequestAt::Mailbox) => match self.visit_mailbox(shared, Instant::now() + TURN_TIME) {
+                Ok(Visit { answered, .. }) => {
+                    shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
+                    // What has come over the socket meanwhile.
+                    if self.waits() { Fate::Stay } else { self.advance(shared) }
+                }
+                Err(why) => Fate::Close(why),
+            },
+        }
+    }
+
+    fn look_at_feed(&mut self, shared: &ServerState) -> Fate {
         self.borrow_buffers();
         self.answer_parked(shared, ParkLook::Again);
         let flushed = self.flush();
@@ -256,8 +318,8 @@ impl Session {
 
     fn answer_parked(&mut self, shared: &ServerState, look: ParkLook) {
         let Some(parked) = &mut self.parked else { return };
-        if let Some(reply) = parked.answer(shared, &self.caller, look) {
-            reply.encode(parked.id(), &mut self.output);
+        if let Some((id, reply)) = parked.answer(shared, &self.caller, look) {
+            reply.encode(id, &mut self.output);
             self.parked = None;
         }
     }
@@ -316,12 +378,12 @@ impl Session {
         });
     }
 
-    fn turn(&mut self, shared: &Arc<ServerState>) -> Result<Fate, String> {
+    fn turn(&mut self, shared: &Arc<ServerState>, turn_for: TurnFor) -> Result<Fate, String> {
         let unread = self.output.len();
         self.flush()?;
-        // Q6
+        // Q6. (A change that waits is the first of its turn.)
         let unread_max = shared.unread_max();
-        if self.output.len() > unread_max {
+        if self.output.len() > unread_max && turn_for == TurnFor::Input {
             // The session continues when the client has read: the socket becomes writable then. A process of this host
             // may be suspended as long as it likes. Over TCP the client may be gone.
             self.owes = match self.owes {
@@ -335,12 +397,31 @@ impl Session {
             self.owes = Owes::Nothing;
         }
         let filled = self.fill(unread_max);
-        let answered = self.answer_all(shared, Instant::now() + TURN_TIME, unread_max);
+        // The requests of a client that has hung up are handled, but none waits.
+        let look = match &filled {
+            Ok(Intake::More | Intake::Drained) => ParkLook::Again,
+            Ok(Intake::Ended) | Err(_) => ParkLook::Last,
+        };
+        let is_for_later = turn_for == TurnFor::Input && look == ParkLook::Again;
+        if is_for_later && self.waits() {
+            self.owes = Owes::Nothing;
+            return Ok(Fate::Stay);
+        }
+        let answered = match self.waits_at() {
+            // Those in the mailbox are first.
+            Some(RequestAt::Mailbox) => Ok(true),
+            Some(RequestAt::Socket | RequestAt::Message { .. }) | None => {
+                self.answer_all(shared, Instant::now() + TURN_TIME, unread_max, (turn_for, look))
+            }
+        };
         self.flush()?;
         if self.is_far() && self.output.len() > unread_max && self.owes.since().is_none() {
             self.owes = Owes::Reading(Instant::now());
         }
         let all_answered = answered?;
+        if look == ParkLook::Again && self.waits() {
+            return Ok(Fate::Stay);
+        }
         match filled {
             Ok(Intake::More) => Ok(Fate::Again),
             _ if !all_answered => Ok(Fate::Again),
@@ -355,7 +436,8 @@ impl Session {
     /// turn. Returns whether there were any.
     fn answers_left(&mut self, shared: &ServerState) -> Result<bool, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
-        let Visit { answered, .. } = mailbox.visit(shared, &mut self.caller, Instant::now() + TURN_TIME)?;
+        let (parked, turn_ends) = ((&mut self.parked, ParkLook::Last), Instant::now() + TURN_TIME);
+        let Visit { answered, .. } = mailbox.visit(shared, &mut self.caller, turn_ends, parked)?;
         shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
         Ok(answered > 0)
     }
@@ -379,16 +461,20 @@ impl Session {
     }
 
     /// Answers the complete requests in the input. After `turn_ends` it answers no more than one: a worker can lose the
-    /// CPU anywhere. Stops when the client does not read the replies. Returns whether all were answered.
+    /// CPU anywhere. Stops when the client does not read the replies, and at a change that has to wait (Q13). Returns
+    /// whether all were answered, or one waits.
     fn answer_all(
         &mut self,
         shared: &Arc<ServerState>,
         turn_ends: Instant,
         unread_max: usize,
+        (turn_for, look): (TurnFor, ParkLook),
     ) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
         let mut all_answered = true;
+        // Bytes of the change that waits, if Q13 is broken: what is behind it is answered.
+        let mut kept = 0;
         let mut flush_at = unread_max.min(FLUSH_BYTES);
         while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
             if rest.len() < input.len() && Instant::now() >= turn_ends {
@@ -396,7 +482,8 @@ impl Session {
                 break;
             }
             // A short request may have a long reply. The client reads replies while others are made.
-            if self.output.len() > flush_at {
+            let is_waited_for = turn_for == TurnFor::Waiting && rest.len() == input.len();
+            if self.output.len() > flush_at && !is_waited_for {
                 self.flush()?;
                 if self.output.len() > unread_max {
                     all_answered = false;
@@ -405,7 +492,11 @@ impl Session {
                 flush_at = unread_max.min(self.output.len() + FLUSH_BYTES);
             }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
-            self.answer(frame.id, request, shared)?;
+            let is_answered = self.answer(&frame, request, shared, look)?;
+            if !is_answered && !broken(Rule::WaitOrder) {
+                break;
+            }
+            kept += if is_answered { 0 } else { frame.length };
             rest = &rest[frame.length..];
         }
         // Before the hello, input takes no more memory than this.
@@ -415,33 +506,49 @@ impl Session {
         }
         let done = input.len() - rest.len();
         self.owes = match self.owes {
-            _ if rest.is_empty() && self.is_in() => Owes::Nothing,
+            _ if rest.is_empty() && self.is_in() || self.waits() => Owes::Nothing,
             Owes::Frame(since) if done == 0 => Owes::Frame(since),
             _ => Owes::Frame(Instant::now()),
         };
         self.input = input;
-        self.input.drain(..done);
+        self.input.drain(kept..done.max(kept));
         Ok(all_answered)
     }
 
-    fn answer(&mut self, id: u64, request: Request<'_>, shared: &Arc<ServerState>) -> Result<(), String> {
+    /// Answers a request. Returns `false` if it waits where it stands.
+    fn answer(
+        &mut self,
+        frame: &Frame<'_>,
+        request: Request<'_>,
+        shared: &Arc<ServerState>,
+        look: ParkLook,
+    ) -> Result<bool, String> {
+        let id = frame.id;
         if !self.is_in() {
-            return self.let_in(id, request, shared);
+            return self.let_in(id, request, shared).map(|()| true);
         }
         // Q11
         obey(Rule::ParkNext, || self.answer_parked(shared, ParkLook::Last));
         match request {
-            Request::Hello { version } => return self.refuse_version(id, version),
-            Request::Mailbox { version } => return self.be_seated(id, version, shared),
+            Request::Hello { version } => self.refuse_version(id, version)?,
+            Request::Mailbox { version } => self.be_seated(id, version, shared)?,
             Request::Wake => self.has_rung = true,
             Request::Gets(request) => gets::answer(shared, id, &request, &mut self.output),
-            request => match shared.answer_or_park(&mut self.caller, id, request) {
-                ParkAnswer::Now(reply) => reply.encode(id, &mut self.output),
-                ParkAnswer::Later(parked) => self.parked = Some(parked),
-                ParkAnswer::NotHere => {}
-            },
+            request => {
+                let held = Parked::take_from(&mut self.parked, RequestAt::Socket);
+                let asked = (id, frame.patience(), request);
+                match shared.answer_or_park(&mut self.caller, asked, held, (RequestAt::Socket, look)) {
+                    ParkAnswer::Now(reply) => reply.encode(id, &mut self.output),
+                    ParkAnswer::Taken(parked) => self.parked = Some(parked),
+                    ParkAnswer::Stays(parked) => {
+                        self.parked = Some(parked);
+                        return Ok(false);
+                    }
+                    ParkAnswer::NotHere => {}
+                }
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn refuse_version(&mut self, id: u64, version: u32) -> Result<(), String> {
@@ -658,6 +765,7 @@ mod tests {
 
     const HELLO: Request<'_> = Request::Hello { version: PROTOCOL_VERSION };
     const UNREAD: usize = 1 << 20;
+    const USUAL: (TurnFor, ParkLook) = (TurnFor::Input, ParkLook::Again);
 
     /// A client is halfway from its connection until its hello is whole, and from the first byte of
     /// a frame to the last, however slowly they come. It is not halfway between frames.
@@ -747,6 +855,7 @@ mod tests {
                 &Arc::new(super::super::tests::shared()),
                 Instant::now() + Duration::from_secs(3600),
                 UNREAD,
+                USUAL,
             );
             assert_eq!(answered, Err("it asked for a mailbox in the middle of a conversation".into()));
         }
@@ -762,13 +871,13 @@ mod tests {
         let bytes = memory::bytes(server.shared.index.geometry());
         let later = Instant::now() + Duration::from_secs(3600);
         session.has_read(&frames(&[HELLO]));
-        assert_eq!(session.answer_all(&server.shared, later, UNREAD), Ok(true));
+        assert_eq!(session.answer_all(&server.shared, later, UNREAD, USUAL), Ok(true));
         client.set_nonblocking(false).unwrap();
         io::Read::read_exact(&mut client, &mut [0; 20]).unwrap();
         let mut ask = |left| {
             pretend(left);
             session.has_read(&frames(&[asks]));
-            assert_eq!(session.answer_all(&server.shared, later, UNREAD), Ok(true));
+            assert_eq!(session.answer_all(&server.shared, later, UNREAD, USUAL), Ok(true));
             session.flush().unwrap();
             let mut answer = [0; 20];
             io::Read::read_exact(&mut client, &mut answer).unwrap();
@@ -793,7 +902,7 @@ mod tests {
         let over = Instant::now();
         session.has_read(&frames(&[HELLO, Request::Stat, Request::Stat]));
         for (all, left) in [(false, 2), (false, 1), (true, 0)] {
-            assert_eq!(session.answer_all(&server.shared, over, UNREAD), Ok(all));
+            assert_eq!(session.answer_all(&server.shared, over, UNREAD, USUAL), Ok(all));
             assert_eq!(session.input.len(), frames(&vec![Request::Stat; left]).len());
             session.flush().unwrap();
             assert!(io::Read::read(&mut client, &mut [0; 1 << 10]).unwrap() > 0, "an answer");

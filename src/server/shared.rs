@@ -11,7 +11,9 @@ use super::refused::RefusedCounters;
 use super::snapshots::Saver;
 use crate::base::sync::lock_std;
 use crate::files;
-use crate::index::{Index, OwnerClaim};
+#[cfg(any(feature = "herd", test))]
+use crate::index::ChangeWait;
+use crate::index::{ChangeWaits, Index, OwnerClaim};
 use crate::layout::extent::Expected;
 use crate::outcome::GetCounts;
 use crate::outcome::PutError;
@@ -233,12 +235,39 @@ impl ServerState {
         }
     }
 
-    /// Answers a request. `None` for requests about the conversation itself.
-    ///
-    /// Does not wait for memory of long values, because the thread has other clients: such a request is
-    /// answered [`PutError::HeapBusy`], and its client makes it again.
+    /// Answers a request. `None` for requests about the conversation itself. Sleeps where a change has to wait, but not
+    /// for memory of long values: then the answer is [`PutError::HeapBusy`], and the client asks again.
+    #[cfg(any(feature = "herd", test))]
     pub(crate) fn answer(&self, caller: &mut Caller, request: Request<'_>) -> Option<Reply> {
-        self.answer_who_may(caller, request).unwrap_or_else(|Denied| {
+        let waits = ChangeWaits::default();
+        let mut reply = self.try_answer(caller, request, &waits, None);
+        loop {
+            match waits.now() {
+                None => return reply,
+                Some(ChangeWait::Memory { .. }) => return reply.map(|reply| self.counted(reply)),
+                Some(ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker) => {
+                    self.index.sleep_through(&waits);
+                }
+            }
+            match waits.is_made() {
+                true => self.index.go_on(&waits),
+                false => reply = self.try_answer(caller, request, &waits, None),
+            }
+        }
+    }
+
+    /// Tries to answer a request. `None` for requests about the conversation itself. A change that has to wait notes in
+    /// `waits` what it waits for. The answer is then what its client is told if it cannot wait, or, if the change is made,
+    /// what it is told afterwards. `begun`: when the change was first tried, if it was.
+    pub(super) fn try_answer(
+        &self,
+        caller: &mut Caller,
+        request: Request<'_>,
+        waits: &ChangeWaits,
+        begun: Option<Instant>,
+    ) -> Option<Reply> {
+        let answer = self.answer_who_may(caller, request, waits, begun);
+        answer.unwrap_or_else(|Denied| {
             // One upload counts once.
             let goes_on = matches!(
                 request,
@@ -256,7 +285,14 @@ impl ServerState {
 
     /// Answers a request of a client that has the right to make it. Only a [`Changer`](super::caller::Changer) can make
     /// changes. A client that may only read does not get one.
-    fn answer_who_may(&self, caller: &mut Caller, request: Request<'_>) -> Result<Option<Reply>, Denied> {
+    fn answer_who_may(
+        &self,
+        caller: &mut Caller,
+        request: Request<'_>,
+        waits: &ChangeWaits,
+        begun: Option<Instant>,
+    ) -> Result<Option<Reply>, Denied> {
+        let over = |reply| self.over(waits, reply);
         let changer = |caller| Caller::changer(caller, &self.index, self.driver);
         Ok(Some(match request {
             Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
@@ -266,43 +302,39 @@ impl ServerState {
             Request::Gets(_) => Reply::Unfit,
             Request::Put { options, key, value } => {
                 let changer = changer(caller)?;
-                self.timed(key, || self.counted(changer.put(key, value, options)))
+                self.timed(key, (waits, begun), || over(changer.put(key, value, options, waits)))
             }
             Request::Swap { key, expected, value } => {
-                self.counted(changer(caller)?.swap(key, Expected::Value(expected), value))
+                over(changer(caller)?.swap(key, Expected::Value(expected), value, waits))
             }
             Request::SwapExtent { key, expected, value } => {
-                self.counted(changer(caller)?.swap(key, Expected::Extent(expected), value))
+                over(changer(caller)?.swap(key, Expected::Extent(expected), value, waits))
             }
-            Request::UploadBegin { key, len } => self.counted(changer(caller)?.begin_upload(key, len)),
+            Request::UploadBegin { key, len } => over(changer(caller)?.begin_upload(key, len, waits)),
             Request::UploadPiece { bytes } => changer(caller)?.take_piece(bytes),
             Request::UploadPut { options, key } => {
                 let changer = changer(caller)?;
-                self.timed(key, || self.counted(changer.put_upload(key, options)))
+                self.timed(key, (waits, begun), || over(changer.put_upload(key, options, waits)))
             }
-            Request::UploadSwap { key, expected } => {
-                self.counted(changer(caller)?.swap_upload(key, expected))
-            }
+            Request::UploadSwap { key, expected } => over(changer(caller)?.swap_upload(key, expected, waits)),
             Request::UploadDrop => changer(caller)?.drop_upload(),
-            Request::Remove { key } => self.counted(changer(caller)?.remove(key)),
-            Request::RemoveIf { key, expected } => self.counted(changer(caller)?.remove_if(key, expected)),
-            Request::Part { key, part, tell } => self.counted(changer(caller)?.part(key, part, tell)),
-            Request::Touch { key, ttl } => self.counted(changer(caller)?.touch(key, ttl)),
-            Request::Clear { place } => self.counted(changer(caller)?.clear_on(place)),
+            Request::Remove { key } => over(changer(caller)?.remove(key)),
+            Request::RemoveIf { key, expected } => over(changer(caller)?.remove_if(key, expected)),
+            Request::Part { key, part, tell } => over(changer(caller)?.part(key, part, tell, waits)),
+            Request::Touch { key, ttl } => over(changer(caller)?.touch(key, ttl)),
+            Request::Clear { place } => over(changer(caller)?.clear_on(place)),
             Request::Owner { number, absent_for, tenure } => {
                 let claim = OwnerClaim::from_word(tenure);
-                self.counted(changer(caller)?.be_owner(number, claim, absent_for))
+                over(changer(caller)?.be_owner(number, claim, absent_for))
             }
             Request::PutStart { key, len, within } => {
-                self.counted(changer(caller)?.put_start(key, len, within))
+                over(changer(caller)?.put_start(key, (len, within), waits))
             }
-            Request::PutPiece { key, ticket, bytes } => {
-                self.counted(changer(caller)?.put_piece(key, ticket, bytes))
-            }
-            Request::PutCommit { key, ticket } => self.counted(changer(caller)?.put_commit(key, ticket)),
-            Request::PutAbort { key, ticket } => self.counted(changer(caller)?.put_abort(key, ticket)),
-            Request::RemoveOwner { number } => self.counted(changer(caller)?.remove_owner(number)),
-            Request::Pin { key } => self.counted(changer(caller)?.pin(&self.client_memory, key)),
+            Request::PutPiece { key, ticket, bytes } => over(changer(caller)?.put_piece(key, ticket, bytes)),
+            Request::PutCommit { key, ticket } => over(changer(caller)?.put_commit(key, ticket, waits)),
+            Request::PutAbort { key, ticket } => over(changer(caller)?.put_abort(key, ticket)),
+            Request::RemoveOwner { number } => over(changer(caller)?.remove_owner(number)),
+            Request::Pin { key } => over(changer(caller)?.pin(&self.client_memory, key)),
             Request::Unpin { key } => changer(caller)?.unpin(key),
             Request::Growth { shrink: true } => changer(caller)?.shrink(),
             Request::GrowFor { keys } => changer(caller)?.grow_for(keys),
@@ -328,11 +360,29 @@ impl ServerState {
 
     /// Makes a put, and takes the time if this server does that.
     #[inline(always)]
-    fn timed(&self, key: &[u8], put: impl FnOnce() -> Reply) -> Reply {
+    fn timed(
+        &self,
+        key: &[u8],
+        (waits, begun): (&ChangeWaits, Option<Instant>),
+        put: impl FnOnce() -> Reply,
+    ) -> Reply {
         match &self.put_times {
             None => put(),
-            Some(times) => times.taken(key, put),
+            Some(times) => {
+                let begun = begun.unwrap_or_else(Instant::now);
+                let reply = put();
+                // One that is made counts as long as it took to make it.
+                if waits.now().is_none() || waits.is_made() {
+                    times.took(key, begun);
+                }
+                reply
+            }
         }
+    }
+
+    /// The answer to a change that may have to wait. If it does, it is not the last one, and does not count.
+    fn over(&self, waits: &ChangeWaits, reply: Reply) -> Reply {
+        if waits.now().is_some() { reply } else { self.counted(reply) }
     }
 
     pub(super) fn times(&self) -> ServerTimes {
@@ -350,7 +400,7 @@ impl ServerState {
     }
 
     /// The answer to a change. Counts it if it is a refusal.
-    fn counted(&self, reply: Reply) -> Reply {
+    pub(super) fn counted(&self, reply: Reply) -> Reply {
         if let Reply::Put(Err(error))
         | Reply::Swapped(Err(error))
         | Reply::Removed(Err(error))

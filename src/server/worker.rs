@@ -85,7 +85,7 @@ impl StreamWorker {
             let port = port.as_raw_fd();
             poll.registry().register(&mut SourceFd(&port), PORT, Interest::READABLE)?;
         }
-        let parking = Parking::new(shared.index.feed(), &waker);
+        let parking = Parking::new(&shared.index, &waker);
         Ok(StreamWorker {
             shared,
             poll,
@@ -128,9 +128,9 @@ impl StreamWorker {
                 self.shared.client_memory.give_back();
                 self.tidy()
             };
-            let timeout = self.parking.sleeps(self.shared.index.feed(), timeout);
+            let timeout = self.parking.sleeps(&self.shared.index, timeout);
             let polled = self.poll.poll(&mut events, timeout);
-            self.parking.wakes(self.shared.index.feed());
+            self.parking.wakes(&self.shared.index);
             match polled {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
                     tracing::error!(error = %e, "polling failed; this worker ends");
@@ -162,7 +162,7 @@ impl StreamWorker {
         }
         let mut now = Instant::now();
         let turn_ends = now + TURN_TIME;
-        while let Some(token) = self.parking.next(self.shared.index.feed(), now) {
+        while let Some(token) = self.parking.next(&self.shared.index, now) {
             if let Some(session) = self.sessions.get_mut(&token) {
                 let fate = session.look_again(&self.shared);
                 self.settle(token, fate);
@@ -226,9 +226,16 @@ impl StreamWorker {
                         tracing::debug!(%why, "a client is gone");
                         self.sessions.remove(token);
                         self.parking.note(*token, None);
+                        return false;
                     }
                 }
-                true
+                // Q13
+                let waits = session.waits();
+                if waits {
+                    session.turn_off();
+                    self.parking.note(*token, session.parked());
+                }
+                !waits
             });
             if requests == before && !is_worth_it {
                 break;
@@ -375,7 +382,7 @@ impl StreamWorker {
     fn settle(&mut self, token: Token, fate: Fate) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
         self.parking.note(token, session.parked());
-        if session.wakes() {
+        if session.wakes() || session.comes_back() {
             self.awake.push(token);
         }
         if session.is_halfway() {
@@ -420,3 +427,6 @@ mod tests;
 
 #[cfg(all(test, not(loom)))]
 mod parked_tests;
+
+#[cfg(all(test, not(loom)))]
+mod waiting_tests;

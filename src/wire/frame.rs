@@ -1,6 +1,7 @@
 //! Frames: a head, and the bytes of a body.
 
 use bytemuck::{Pod, Zeroable};
+use std::time::Duration;
 
 /// Version of the control protocol.
 pub const PROTOCOL_VERSION: u32 = 2;
@@ -20,6 +21,7 @@ pub(super) const HEAD: usize = size_of::<FrameHead>();
 struct FrameHead {
     body_len: u32,
     op: u16,
+    /// Of a reply. Of a request: its client's patience, in milliseconds ([`Frame::patience`]).
     status: u16,
     id: u64,
 }
@@ -76,6 +78,12 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
+    /// How long the client of a request lets it wait for memory of a long value. Zero: it does not say, as clients of
+    /// earlier versions; then it is not to wait.
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(self.status.into())
+    }
+
     pub(super) fn op(&self) -> u16 {
         self.op
     }
@@ -115,6 +123,13 @@ pub(super) fn encode(out: &mut Vec<u8>, op: u16, status: u16, id: u64, body: &[&
     debug_assert!(body_len <= BODY_MAX);
     out.extend_from_slice(bytemuck::bytes_of(&FrameHead { body_len: body_len as u32, op, status, id }));
     body.iter().for_each(|part| out.extend_from_slice(part));
+}
+
+/// Notes this patience in the frame of a request at `start`.
+pub(super) fn set_patience(out: &mut [u8], start: usize, patience: Duration) {
+    let milliseconds = u16::try_from(patience.as_millis()).unwrap_or(u16::MAX);
+    let at = start + std::mem::offset_of!(FrameHead, status);
+    out[at..at + size_of::<u16>()].copy_from_slice(&milliseconds.to_le_bytes());
 }
 
 /// Appends the head of a frame whose body is appended afterwards. Returns where the frame begins.

@@ -1,7 +1,7 @@
 //! Requests of a client.
 
 use super::feed::FeedRequest;
-use super::frame::{Frame, HEAD, WireError, encode};
+use super::frame::{Frame, HEAD, WireError, encode, set_patience};
 use super::gets::GetsRequest;
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::{PutMode, PutOptions};
@@ -422,6 +422,14 @@ impl<'a> Request<'a> {
     /// The level that a server must have to know it ([`LEVEL`](super::LEVEL)).
     pub fn level(&self) -> u16 {
         self.row().level
+    }
+
+    /// Appends this request to `out`, with how long it may wait for memory of a long value ([`Frame::patience`]). Servers
+    /// of earlier versions do not look at that.
+    pub fn encode_patient(&self, id: u64, patience: Duration, out: &mut Vec<u8>) {
+        let start = out.len();
+        self.encode(id, out);
+        set_patience(out, start, patience);
     }
 
     /// Appends this request to `out`.

@@ -16,3 +16,4 @@ mod long_keys;
 mod pool;
 #[cfg(feature = "tls")]
 mod tls;
+mod waits;

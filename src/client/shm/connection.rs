@@ -113,7 +113,7 @@ impl ShmConnection {
             }
             OwnerAnswer::Unasked => self.ask_for_owner(owner),
         };
-        let (mut replies, mut deadline) = (Vec::new(), Deadline { at: deadline, allowed: Duration::ZERO });
+        let (mut replies, mut deadline) = (Vec::new(), Deadline::until(deadline, Duration::ZERO));
         let received = self.link.receive_replies(id..id + 1, &mut deadline, &mut replies);
         match received.map(|()| owner.hear(replies.pop())) {
             Ok(Some(Ok(()))) => {

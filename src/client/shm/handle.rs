@@ -716,7 +716,7 @@ mod tests {
 
     /// One request, until this instant.
     fn ask(handle: &mut ShmHandle, request: Request<'_>, at: Instant) -> Result<Vec<Reply>, AskError> {
-        let (mut deadline, mut replies) = (Deadline { at, allowed: Duration::ZERO }, Vec::new());
+        let (mut deadline, mut replies) = (Deadline::until(at, Duration::ZERO), Vec::new());
         let asked = handle.converse(&[request], &mut deadline, &mut replies, &mut ClientStats::default());
         asked.map(|()| replies)
     }

@@ -222,7 +222,7 @@ mod tests {
         let get = [Request::Get { key: b"key" }];
         server.write_all(&rings[40..]).unwrap();
         let converse = |link: &mut SocketLink, first_id, at| {
-            let (mut deadline, mut replies) = (Deadline { at, allowed }, Vec::new());
+            let (mut deadline, mut replies) = (Deadline::until(at, allowed), Vec::new());
             link.converse(&get, first_id, &mut deadline, &mut replies).map(|()| replies)
         };
         let late = converse(&mut link, 7, past);
@@ -282,7 +282,7 @@ mod tests {
             server
         });
         let mut ask = |first_id| {
-            let (mut deadline, mut replies) = (Deadline { at: Instant::now(), allowed }, Vec::new());
+            let (mut deadline, mut replies) = (Deadline::until(Instant::now(), allowed), Vec::new());
             // The first answer is there, and none of the others before the deadline.
             let asked = link.converse(&gets, first_id, &mut deadline, &mut replies);
             (asked, replies.len(), deadline.at > Instant::now())

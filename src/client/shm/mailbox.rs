@@ -62,7 +62,7 @@ impl ClientMailbox {
             let (now, later) = requests.split_at(room.min(requests.len()));
             requests = later;
             for request in now {
-                self.ask(request)?;
+                self.ask(request, deadline.patience)?;
             }
             let is_woken = !now.is_empty() && self.mailbox.server().heard() != 0;
             if is_woken {
@@ -79,10 +79,10 @@ impl ClientMailbox {
         Ok(())
     }
 
-    fn ask(&mut self, request: &Request<'_>) -> Result<(), LinkError> {
+    fn ask(&mut self, request: &Request<'_>, patience: Duration) -> Result<(), LinkError> {
         self.asked += 1;
         self.frame.clear();
-        request.encode(self.asked, &mut self.frame);
+        request.encode_patient(self.asked, patience, &mut self.frame);
         // It fits: its lengths were checked, and cells have room for the longest request.
         store(self.mailbox.request(self.asked), self.asked, &self.frame)
             .then_some(())
@@ -236,7 +236,7 @@ mod tests {
 
     /// Until this instant, however many answers come.
     fn until(at: Instant) -> Deadline {
-        Deadline { at, allowed: Duration::ZERO }
+        Deadline::until(at, Duration::ZERO)
     }
 
     /// In a batch longer than the window, a request overwrites only a request whose reply was seen.
@@ -301,7 +301,7 @@ mod tests {
             }
         }
         let (begun, mut server) = (Instant::now(), PromptServer(&mailbox, Vec::new()));
-        let mut deadline = Deadline { at: begun, allowed: Duration::from_secs(60) };
+        let mut deadline = Deadline::until(begun, Duration::from_secs(60));
         let requests = [Request::Get { key: b"key" }; 3];
         let mut replies = Vec::new();
         cells.converse(&mut server, &requests, &mut deadline, &mut replies).unwrap();

@@ -96,8 +96,7 @@ impl TcpConnection {
             refused: None,
         };
         if let Some(owner) = owner {
-            let (mut deadline, mut replies) =
-                (Deadline { at: deadline, allowed: Duration::ZERO }, Vec::new());
+            let (mut deadline, mut replies) = (Deadline::until(deadline, Duration::ZERO), Vec::new());
             let asked = connection.converse(&[owner.request()], &mut deadline, &mut replies);
             let heard = asked.map(|()| owner.hear(replies.pop())).map_err(failed)?;
             connection.refused = heard.ok_or_else(unexpected)?.err();

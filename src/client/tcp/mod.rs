@@ -114,7 +114,7 @@ impl TcpHandle {
         let read = Tries::of_gets(within).run(tell, |tries| {
             let ends = tries.ends();
             let connection = self.connected(ends).map_err(|error| Failed::ForGood(GetError::from(error)))?;
-            let deadline = Deadline { at: ends, allowed: within };
+            let deadline = Deadline::until(ends, within);
             match get(&mut Requester { connection, deadline, stats, limits }) {
                 Ok(result) => Ok(result),
                 Err(Unanswered::Read(error)) => Err(Failed::ForGood(error.into())),

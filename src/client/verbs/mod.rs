@@ -104,7 +104,7 @@ impl VerbsShared {
         if connection.level() < request.level() {
             return Err(SetupError::Owner { source: Arc::new(PutError::OldServer) });
         }
-        let mut deadline = Deadline { at: deadline, allowed: Duration::ZERO };
+        let mut deadline = Deadline::until(deadline, Duration::ZERO);
         let failed = |source| SetupError::Owner { source };
         talk(connection, &[request], 0, &mut deadline, &mut replies).map_err(|e| failed(Arc::new(e)))?;
         match owner.hear(replies.pop()) {
@@ -539,7 +539,10 @@ impl Handle for VerbsHandle {
         };
         let Some(mut turn) = pairs.changes.turn(deadline.at) else { return Err(self.late()) };
         self.connection = turn.connection.take();
+        // Others wait for the connection: a request that has to wait for memory leaves it to them, and is made again.
+        let patience = std::mem::take(&mut deadline.patience);
         let result = self.converse_alone(requests, deadline, replies, counts);
+        deadline.patience = patience;
         turn.connection = self.connection.take();
         result
     }
@@ -689,7 +692,7 @@ fn talk(
         message.clear();
         while let Some((request, id)) = asked.peek() {
             next.clear();
-            request.encode(*id, &mut next);
+            request.encode_patient(*id, deadline.patience, &mut next);
             // The answers to a message must also fit into one message.
             answer_bytes += wire::reply_bytes_max_to(request, connection.geometry());
             if message.len() + next.len() > bytes_max || answer_bytes > bytes_max {
@@ -764,7 +767,7 @@ mod tests {
             };
             for left in [Duration::from_millis(50), Duration::from_millis(1)] {
                 let begun = Instant::now();
-                let (mut deadline, mut replies) = (Deadline { at: begun + left, allowed: all }, Vec::new());
+                let (mut deadline, mut replies) = (Deadline::until(begun + left, all), Vec::new());
                 let mut stats = ClientStats::default();
                 let late = handle.converse(&[Request::Wake], &mut deadline, &mut replies, &mut stats);
                 let took = begun.elapsed();

@@ -19,6 +19,7 @@ use crate::base::sync::{Mutex, Ordering, fence, lock, try_lock};
 use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::index::budget::{Budget, Registrar};
 use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage, MoveEnd};
+use crate::index::news::News;
 use crate::index::numbers::NumberSource;
 use crate::index::slots::SlotWritten;
 use crate::layout::control::NUMBERS_WORD;
@@ -239,6 +240,11 @@ impl Extents {
     #[cfg(feature = "verbs")]
     pub fn register_with(&self, registrar: Weak<dyn Registrar>) {
         self.registrar.set(registrar).expect("a server starts once");
+    }
+
+    /// What changes may wait for, when it is there.
+    pub fn news(&self) -> &News {
+        self.budget.news()
     }
 
     /// The blocks that slots may name memory in.
@@ -554,7 +560,11 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        drop(self.take());
+        // (What a try has taken and gives back is no news: that memory was there before.)
+        if let Some(draft) = self.take() {
+            drop(draft);
+            self.extents.news().tell();
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 use super::*;
 use crate::config::{Config, TableSize};
 use crate::faults::Broken;
-use crate::index::Index;
 use crate::index::seams::Nobody;
 use crate::index::segment::Segment;
 use crate::index::whole::Table;
+use crate::index::{ChangeWaits, Index};
 use crate::layout::slot::Stored;
 use crate::outcome::PutMode;
 use crossbeam_epoch as epoch;
@@ -293,7 +293,8 @@ fn a_value_that_has_gone_at_once_is_none() {
     let mut draft = index.draft_at_once(b"key", 240).unwrap().unwrap();
     draft.write(&[3; 240]);
     let named = index.geometry().slot_reference(b"key", draft.finish());
-    index.table().change(b"key", PutMode::Insert, named.stored(), Nobody).unwrap();
+    let waits = ChangeWaits::default();
+    index.table().change(b"key", PutMode::Insert, named.stored(), Nobody, &waits).unwrap();
     // It is visible.
     assert!(index.remove(b"key").unwrap());
     assert_eq!(index.heap().values, 0);

@@ -4,19 +4,17 @@
 //! ends by itself when the ring has gone round and nobody has asked meanwhile. Then every follower has missed a change
 //! anyway, and is told so at its next request.
 
-mod bells;
 mod cause;
 mod ring;
 
-pub(crate) use bells::FeedBell;
 pub use cause::LeftCause;
 pub(crate) use ring::{ChangeRecord, RecordValue};
 
 use crate::base::sync::{Mutex, MutexGuard, Ordering, fence, lock};
 use crate::faults::{Rule, broken, in_order};
+use crate::index::bells::{Bells, ThreadBell};
 use crate::index::seams::KeyChange;
 use crate::layout::owners::NOT_COMMITTED;
-use bells::Bells;
 use ring::ChangeRing;
 use std::io;
 use std::ops::Range;
@@ -144,13 +142,13 @@ impl Feed {
     }
 
     /// The bell of a thread that may sleep until something is told. It wakes by this.
-    pub fn bell(&self, waker: Waker) -> FeedBell {
+    pub fn bell(&self, waker: Waker) -> ThreadBell {
         self.bells.bell(waker)
     }
 
     /// A thread is about to sleep until there is a change beyond those before `seen`. Returns whether it may: if something
     /// has come, it may not, and is not asleep. It says when it [wakes](Feed::wakes).
-    pub fn may_sleep(&self, bell: &FeedBell, seen: u64) -> bool {
+    pub fn may_sleep(&self, bell: &ThreadBell, seen: u64) -> bool {
         // Who waits for a change has started the feed.
         let Some(ring) = self.ring.get() else { return true };
         let turn = ring.turn();
@@ -166,7 +164,7 @@ impl Feed {
     }
 
     /// A thread does not sleep any more.
-    pub fn wakes(&self, bell: &FeedBell) {
+    pub fn wakes(&self, bell: &ThreadBell) {
         self.bells.wakes(bell);
     }
 

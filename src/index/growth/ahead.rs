@@ -138,9 +138,14 @@ impl Growth {
         if self.was_refused() || !lock(&self.memory).has_spare(self.geometry.segments_max(), LEFT) {
             return false;
         }
-        let _making = lock(&self.making);
+        let making = lock(&self.making);
         let made = self.make(KeyShare { prefix: 0, depth, role: PairRole::Child });
-        made.map_err(|why| self.refused(why)).map(|segment| self.stock.keep(segment)).is_ok()
+        let is_made = made.map_err(|why| self.refused(why)).map(|segment| self.stock.keep(segment)).is_ok();
+        drop(making);
+        if is_made {
+            self.news().tell();
+        }
+        is_made
     }
 
     /// The depths of the segments that may be needed soon, and the number of segments. For a segment that may soon be

@@ -7,6 +7,7 @@ use crate::base::sync::lock;
 use crate::index::homes::WaitingTrace;
 use crate::index::segment::{Segment, WAITS_MAX};
 use crate::index::share::PairRole;
+use crate::index::waits::{ChangeWait, ChangeWaits, LateSplit};
 use crossbeam_epoch::{self as epoch, Guard};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -14,18 +15,18 @@ use std::time::Duration;
 impl Growth {
     /// Most inserts find that nothing is to be done. They should find that soon.
     #[inline(always)]
-    pub(super) fn after_insert(&self, segment: &Segment, guard: &Guard) {
+    pub(super) fn after_insert(&self, segment: &Segment, guard: &Guard, waits: &ChangeWaits) {
         let inserts = segment.homes().counters().mine().inserts.load(Relaxed);
         if self.under_way.load(Relaxed) > 0 || inserts.is_multiple_of(LOOK_EVERY) {
-            self.look_after_insert(segment, guard, inserts);
+            self.look_after_insert(segment, guard, (inserts, waits));
         }
     }
 
     #[inline(never)]
-    fn look_after_insert(&self, segment: &Segment, guard: &Guard, inserts: u64) {
+    fn look_after_insert(&self, segment: &Segment, guard: &Guard, (inserts, waits): (u64, &ChangeWaits)) {
         let share = segment.share().get();
         if share.role != PairRole::Whole && segment.len() >= self.share_of_design(HURRY_AT) {
-            self.drive_own(segment, guard);
+            self.drive_own(segment, guard, waits);
         } else if self.under_way.load(Relaxed) > 0 {
             self.drive_oldest(guard, self.pace.homes_per_insert);
         }
@@ -66,11 +67,12 @@ impl Growth {
 
     /// Carries out a part of the split of a segment that is nearly full.
     #[cold]
-    fn drive_own(&self, segment: &Segment, guard: &Guard) {
+    fn drive_own(&self, segment: &Segment, guard: &Guard, waits: &ChangeWaits) {
         let Some(pair) = self.pair_of(segment) else { return };
         self.drive(&pair, self.pace.homes_per_insert, guard);
         if segment.len() >= self.share_of_design(PRESS_ON_AT) {
-            self.press_on(segment, guard);
+            let split = LateSplit { memory: segment.memory(), waits: 0 };
+            self.press_on_once(split, guard, waits);
         }
     }
 
@@ -102,31 +104,41 @@ impl Growth {
         self.all_rest_until_ns.store(0, Relaxed);
     }
 
-    /// Ends a split that inserts are about to overtake. Where keys cannot be moved, this insert waits for ghosts to go.
+    /// Goes on with a split that inserts are about to overtake, after a wait. The insert that has found it so is made, and
+    /// is answered when the split has ended, or has waited for ghosts often enough.
     #[cold]
-    fn press_on(&self, segment: &Segment, guard: &Guard) {
-        for _ in 0..WAITS_MAX {
-            let Some(pair) = self.pair_of(segment) else { return };
-            self.urge(&pair);
-            loop {
-                match self.drive(&pair, self.pace.homes_per_tidy, guard) {
-                    Driven::On => {}
-                    Driven::Ended => return,
-                    Driven::Waits | Driven::Taken => break,
-                }
-            }
-            if !self.wait_for_grace() {
-                return;
-            }
+    pub fn press_on(&self, waits: &ChangeWaits) {
+        if let Some(split) = waits.with(|state| state.split.take()) {
+            self.press_on_once(split, &epoch::pin(), waits);
         }
     }
 
+    /// Drives the split as far as it goes. Where keys cannot be moved, the insert waits for ghosts to go.
+    fn press_on_once(&self, split: LateSplit, guard: &Guard, waits: &ChangeWaits) {
+        if split.waits == WAITS_MAX {
+            return;
+        }
+        // (Another segment may have the memory by now. Then its split goes on.)
+        let Some(pair) = lock(&self.pairs).of(split.memory).cloned() else { return };
+        self.urge(&pair);
+        loop {
+            match self.drive(&pair, self.pace.homes_per_tidy, guard) {
+                Driven::On => {}
+                Driven::Ended => return,
+                Driven::Waits | Driven::Taken => break,
+            }
+        }
+        let Some(due_ns) = self.grace.last_due_ns() else { return };
+        waits.with(|state| state.split = Some(LateSplit { waits: split.waits + 1, ..split }));
+        waits.begin(ChangeWait::Readers { due_ns });
+    }
+
     /// Waits until all present traces are gone. `false` when there are none.
+    #[cfg(all(test, feature = "sim", not(loom)))]
     pub(super) fn wait_for_grace(&self) -> bool {
         let Some(due_ns) = self.grace.last_due_ns() else { return false };
-        self.done.waits.fetch_add(1, Relaxed);
-        self.grace.clock().sleep_until(due_ns);
-        self.reap(usize::MAX);
+        self.sleep(ChangeWait::Readers { due_ns });
+        self.waited(ChangeWait::Readers { due_ns });
         true
     }
 

@@ -108,6 +108,7 @@ impl Growth {
     pub(super) fn retire(&self, segment: &Segment, guard: &Guard) {
         let memory = segment.memory();
         let (pieces, maker) = (Arc::clone(&self.memory), self.stock.maker());
+        let news = Arc::clone(self.budget.news());
         lock(&pieces).coming += 1;
         // D9: whoever sums the counts has them once: either of the segment, or of the gone ones.
         let mut gone = lock(&self.done.gone);
@@ -121,6 +122,7 @@ impl Growth {
         self.live.remove(memory, guard, move |memory| {
             lock(&pieces).come_back(memory);
             maker.inspect(Thread::unpark);
+            news.tell();
         });
         drop(gone);
         guard.flush();

@@ -2,47 +2,51 @@
 
 use super::Growth;
 use super::directory::entry_word;
+use super::pace::TRIES_MAX;
 use super::pairs::{Driven, NoSplit};
 use crate::base::sync::lock;
+use crate::index::news::News;
 use crate::index::refusals::NoPath;
 use crate::index::segment::{Segment, WAITS_MAX};
+use crate::index::waits::{ChangeWait, RoomWait};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment;
 use crate::outcome::PutError;
 use crossbeam_epoch::{self as epoch, Guard};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How a put that found no room waits for it.
-#[derive(Debug, Default)]
-pub(super) struct RoomWait {
-    waits: u32,
-    /// The number of waits for another thread.
-    naps: u32,
-    /// Waiting makes no room: no slot of the segment is free, or another put has just waited in vain.
-    is_hopeless: bool,
-    /// The failed search that a further one would repeat.
-    next: Option<NoPath>,
-    searched: Option<NoPath>,
-}
-
-impl RoomWait {
-    /// Notes that this segment has no room for a key, and cannot be split now.
-    #[cold]
-    pub(super) fn begin(&mut self, growth: &Growth, segment: &Segment, key: Hashed<'_>, no_split: &NoSplit) {
-        let NoPath { from, room_made } =
-            NoPath::of(segment.geometry(), key, segment.homes().counters().room_made());
-        let from = from ^ u64::from(segment.memory()) << 32 ^ u64::from(segment.geometry().incarnation());
-        let now = NoPath { from, room_made };
-        // Room that was made since the search began is not missed: `room_made` was loaded before the search.
-        self.searched = self.next.replace(now).filter(|&before| before == now);
-        self.is_hopeless = !no_split.is_busy()
-            && (segment.homes().has_no_free_slot()
-                || growth.refusals.know(now)
-                || segment.would_leave_search_out());
-    }
-}
+/// The pause of a thread that waits for another one.
+const NAP: Duration = Duration::from_micros(50);
 
 impl Growth {
+    /// Sleeps until this is over, or may be.
+    #[cold]
+    pub fn sleep(&self, wait: ChangeWait) {
+        match wait {
+            ChangeWait::Readers { due_ns } => self.grace.clock().sleep_until(due_ns),
+            ChangeWait::Thread => std::thread::sleep(NAP),
+            ChangeWait::Maker => drop(lock(&self.making)),
+            ChangeWait::Memory { .. } => {}
+        }
+    }
+
+    /// To be called after a wait.
+    pub fn waited(&self, wait: ChangeWait) {
+        match wait {
+            ChangeWait::Readers { .. } => {
+                self.done.waits.fetch_add(1, Relaxed);
+                self.reap(usize::MAX);
+            }
+            ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Memory { .. } => {}
+        }
+    }
+
+    /// What changes may wait for, when it is there.
+    pub fn news(&self) -> &News {
+        self.budget.news()
+    }
+
     /// Whether the segment of keys with this hash has more keys than its design load, and cannot be split, because the
     /// table has all the memory that it may have.
     pub fn is_crowded(&self, hash: First) -> bool {
@@ -70,12 +74,43 @@ impl Growth {
             .then_some(NoSplit::Busy)
     }
 
-    /// Waits for ghosts to go, if there is no other way: then keys can be moved.
+    /// Notes that this segment has no room for a key, and cannot be split now.
     #[cold]
-    pub(super) fn wait_for_room(&self, no_split: NoSplit, wait: &mut RoomWait) -> Result<(), PutError> {
+    pub(super) fn finds_no_room(
+        &self,
+        wait: &mut RoomWait,
+        segment: &Segment,
+        key: Hashed<'_>,
+        no_split: &NoSplit,
+    ) {
+        let NoPath { from, room_made } =
+            NoPath::of(segment.geometry(), key, segment.homes().counters().room_made());
+        let from = from ^ u64::from(segment.memory()) << 32 ^ u64::from(segment.geometry().incarnation());
+        let now = NoPath { from, room_made };
+        // Room that was made since the search began is not missed: `room_made` was loaded before the search.
+        wait.searched = wait.next.replace(now).filter(|&before| before == now);
+        wait.is_hopeless = !no_split.is_busy()
+            && (segment.homes().has_no_free_slot()
+                || self.refusals.know(now)
+                || segment.would_leave_search_out());
+    }
+
+    /// What a put waits for that has found no room: for ghosts to go, if there is no other way. Then keys can be moved.
+    ///
+    /// # Errors
+    /// Waiting makes no room, or has made none so far.
+    #[cold]
+    pub(super) fn wait_for_room(
+        &self,
+        no_split: NoSplit,
+        wait: &mut RoomWait,
+    ) -> Result<ChangeWait, PutError> {
+        wait.tries += 1;
+        if wait.tries > TRIES_MAX {
+            return Err(PutError::Busy { rounds: TRIES_MAX });
+        }
         if matches!(no_split, NoSplit::Making) && self.pace.waits_for_memory {
-            drop(lock(&self.making));
-            return Ok(());
+            return Ok(ChangeWait::Maker);
         }
         let is_busy = no_split.is_busy();
         // A table that evicts waits for no ghosts, and for no memory.
@@ -84,15 +119,14 @@ impl Growth {
             && !wait.is_hopeless
             && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX }
         {
-            if self.wait_for_grace() {
+            if let Some(due_ns) = self.grace.last_due_ns() {
                 wait.waits += 1;
-                return Ok(());
+                return Ok(ChangeWait::Readers { due_ns });
             }
             if is_busy && wait.naps < self.pace.naps_max {
                 // Another thread works.
                 wait.naps += u32::from(self.grace.until_next().is_none());
-                std::thread::sleep(Duration::from_micros(50));
-                return Ok(());
+                return Ok(ChangeWait::Thread);
             }
         }
         if let Some(searched) = wait.searched {

@@ -3,7 +3,6 @@
 use super::Growth;
 use super::directory::entry_word;
 use super::pace::TRIES_MAX;
-use super::room::RoomWait;
 use crate::base::sync::{lock, yield_now};
 use crate::faults::{Rule, broken};
 use crate::index::change::{Made, What};
@@ -12,6 +11,7 @@ use crate::index::seams::{Between, Changed, LetsGo, Nobody};
 use crate::index::segment::{Segment, Stop};
 use crate::index::share::{KeyShare, PairRole};
 use crate::index::slots::HeldRoom;
+use crate::index::waits::ChangeWaits;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{self};
 use crate::layout::slot::Stored;
@@ -67,7 +67,7 @@ impl Growth {
     fn in_segment<B: Between, R>(
         &self,
         key: &Hashed<'_>,
-        between: B,
+        (between, waits): (B, &ChangeWaits),
         mut act: impl FnMut(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
@@ -89,22 +89,21 @@ impl Growth {
             },
         };
         drop(guard);
-        self.in_segment_again(key, between, first, act, done)
+        self.in_segment_again(key, (between, waits), first, act, done)
     }
 
-    /// Acts after a failed first try, until the change is done or refused.
+    /// Acts after a failed first try, until the change is done, or refused, or has to wait.
     #[cold]
     #[inline(never)]
     fn in_segment_again<B: Between, R>(
         &self,
         key: &Hashed<'_>,
-        between: B,
+        (between, waits): (B, &ChangeWaits),
         first: Stop,
         mut act: impl FnMut(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
         let mut first = Some(first);
-        let mut wait = RoomWait::default();
         let mut refused = None;
         let mut tried = 0;
         // A change that was decided and has waited is made, however long that takes.
@@ -129,14 +128,24 @@ impl Growth {
                         return Err(error);
                     }
                     let Some(no_split) = self.make_room(segment, &guard) else { continue };
-                    wait.begin(self, segment, *key, &no_split);
+                    let step = waits.with(|state| {
+                        self.finds_no_room(&mut state.room, segment, *key, &no_split);
+                        self.wait_for_room(no_split, &mut state.room)
+                    });
                     drop(guard);
-                    if let Err(error) = self.wait_for_room(no_split, &mut wait) {
-                        if broken(Rule::LastLook) {
-                            return Err(error);
+                    match step {
+                        // Its turn goes on: the change was decided.
+                        Ok(wait) if between.may_go_on() => {
+                            self.sleep(wait);
+                            self.waited(wait);
                         }
+                        Ok(wait) => {
+                            waits.begin(wait);
+                            return Err(PutError::Busy { rounds: tried });
+                        }
+                        Err(error) if broken(Rule::LastLook) => return Err(error),
                         // L6: the put looks a last time before it is refused.
-                        (refused, tried) = (Some(error), 0);
+                        Err(error) => (refused, tried) = (Some(error), 0),
                     }
                 }
             }
@@ -151,16 +160,17 @@ impl Growth {
         what: W,
         new: Stored<'_>,
         between: B,
+        waits: &ChangeWaits,
     ) -> Made<W, PutError> {
         what.check(&self.geometry, key, &new)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
             &key,
-            between,
+            (between, waits),
             |segment| what.make(segment, &key, &new, between),
             |segment, outcome, guard| match W::changed(outcome) {
-                Some(Changed::Came) => self.after_insert(segment, guard),
+                Some(Changed::Came) => self.after_insert(segment, guard, waits),
                 Some(Changed::Left) => self.after_remove(segment, guard),
                 Some(Changed::Replaced) | None => {}
             },
@@ -171,7 +181,7 @@ impl Growth {
     /// often.
     pub fn look_at<R>(&self, hash: First, look: impl FnMut(&Segment) -> Result<R, Stop>) -> Option<R> {
         let any = self.geometry.hashed_to(&[], hash);
-        self.in_segment(&any, Nobody, look, |_, _, _| {}).ok()
+        self.in_segment(&any, (Nobody, &ChangeWaits::default()), look, |_, _, _| {}).ok()
     }
 
     /// Acts in the segment that has the keys with this hash, or in both segments of a pair.

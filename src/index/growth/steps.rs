@@ -99,7 +99,15 @@ impl Growth {
         if let Some(made) = self.stock.take(of_child.depth) {
             return Ok(made);
         }
-        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
+        let Some(making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
+        let made = self.make_child(parent, share, of_child);
+        drop(making);
+        // Another failure is no news: who waits would try at once, fail, and tell it again.
+        made.inspect(|_| self.news().tell())
+    }
+
+    /// Makes a segment for the child of a split. This thread is the one that makes segments.
+    fn make_child(&self, parent: &Segment, share: KeyShare, of_child: KeyShare) -> Result<Segment, NoSplit> {
         if parent.share().get() != share {
             return Err(NoSplit::Busy);
         }
@@ -312,6 +320,7 @@ impl Growth {
         if toward == Toward::Parent {
             self.retire(child, guard);
         }
+        self.news().tell();
         Driven::Ended
     }
 

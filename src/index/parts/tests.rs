@@ -2,8 +2,8 @@
 
 use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
-use crate::index::Index;
 use crate::index::growth::pace::Pace;
+use crate::index::{ChangeWaits, Index};
 use crate::layout::hash::Seeds;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::part::{NewNumber, PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
@@ -158,7 +158,7 @@ fn what_is_told_must_fit_the_answer() {
     for len in [10, 100] {
         index.put(b"key", &vec![1; len], PutMode::Upsert).unwrap();
         let append = PartChange::Append { bytes: b"+", len_max: 240 };
-        let tell = |tell, max| index.part_at_once(b"key", append, tell, max, None);
+        let tell = |tell, max| index.try_part(b"key", append, (tell, max), None, &ChangeWaits::default());
         let too_long = |given, max| Err(PutError::Part(PartError::AnswerLength { given, max }));
         assert_eq!(tell(Tell::Before, len - 1), too_long(len, len - 1));
         assert_eq!(tell(Tell::After, len), too_long(len + 1, len));

@@ -2,20 +2,23 @@
 
 use crate::base::clock::Clock;
 use crate::base::cores::Cores;
-use crate::faults::{Rule, kept, obey};
+use crate::faults::{Rule, broken, kept, obey};
 use crate::index::change::{Made, What};
 use crate::index::homes::{
     Handover, NotHandedOver, REAP_MAX, handover_offset, has_no_undo, traces_stay, write_down,
 };
+use crate::index::news::News;
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::{Between, LetsGo};
-use crate::index::segment::{Segment, Stop};
+use crate::index::segment::{Segment, Stop, WAITS_MAX};
 use crate::index::slots::HeldRoom;
 use crate::index::start::{Start, StartStep};
+use crate::index::waits::{ChangeWait, ChangeWaits};
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::hash::Hashed;
 use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
 use crate::outcome::PutError;
@@ -31,16 +34,8 @@ const PIECE: u64 = 1 << 15;
 pub(crate) struct OneSize {
     segment: Segment,
     incarnation: u64,
-}
-
-/// The error of a table of one segment.
-#[cold]
-fn in_one(stop: Stop) -> PutError {
-    match stop {
-        Stop::Refused(error) => error,
-        Stop::Elsewhere | Stop::NoRoom => unreachable!("the one segment has every key"),
-        Stop::Waits => unreachable!("nobody is between"),
-    }
+    /// Of a table without long values: nothing is told.
+    no_news: News,
 }
 
 impl OneSize {
@@ -55,7 +50,8 @@ impl OneSize {
         let end = geometry.slot_offset(SlotIx(geometry.main_slots()));
         region.make_huge(0..geometry.table_offset(), 0..end);
         region.back(0..geometry.table_offset())?;
-        let table = OneSize { segment: Segment::whole(region, geometry, clock, start), incarnation: 1 };
+        let segment = Segment::whole(region, geometry, clock, start);
+        let table = OneSize { segment, incarnation: 1, no_news: News::default() };
         table.publish_state(Phase::Starting);
         publish_superblock(table.region(), table.geometry());
         let (slots, slot_bytes) = (table.geometry().main_slots(), table.geometry().shape().bytes() as u64);
@@ -74,8 +70,8 @@ impl OneSize {
         if phase == Phase::Starting {
             return Err(RecoverError::Unfinished);
         }
-        let table =
-            OneSize { segment: Segment::whole(region, geometry, clock, start), incarnation: incarnation + 1 };
+        let segment = Segment::whole(region, geometry, clock, start);
+        let table = OneSize { segment, incarnation: incarnation + 1, no_news: News::default() };
         let homes = table.segment.homes();
         if phase == Phase::Stopped {
             if let Some(handover) = table.handed_over(start.cores) {
@@ -173,17 +169,94 @@ impl OneSize {
         what: W,
         new: Stored<'_>,
         between: B,
+        waits: &ChangeWaits,
     ) -> Made<W, PutError> {
         what.check(self.geometry(), key, &new)?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
         let _held = LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room));
+        match what.make(&self.segment, &key, &new, between) {
+            Ok(outcome) => Ok(outcome),
+            Err(stop) => self.change_again(stop, (what, &key, &new), between, waits),
+        }
+    }
+
+    /// Continues a change that has stopped.
+    #[cold]
+    #[inline(never)]
+    fn change_again<W: What, B: Between>(
+        &self,
+        mut stop: Stop,
+        (what, key, new): (W, &Hashed<'_>, &Stored<'_>),
+        between: B,
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
+        let make = || what.make(&self.segment, key, new, between);
         loop {
-            match what.make(&self.segment, &key, &new, between) {
-                Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
-                made => return made.map_err(in_one),
+            match stop {
+                Stop::Refused(error) => return Err(error),
+                Stop::Waits if B::MAY_WAIT => between.wait()?,
+                Stop::NoRoom => match self.wait_for_room(waits) {
+                    // Its turn goes on: the change was decided.
+                    Some(wait) if between.may_go_on() => {
+                        self.sleep(wait);
+                        self.waited(wait);
+                    }
+                    Some(wait) => {
+                        waits.begin(wait);
+                        return Err(PutError::Busy { rounds: 0 });
+                    }
+                    // L6: it looks a last time before it is refused.
+                    None => {
+                        let room_made = self.segment.homes().counters().room_made();
+                        let looked = if broken(Rule::LastLook) { Err(Stop::NoRoom) } else { make() };
+                        match looked {
+                            Err(Stop::NoRoom) => return Err(self.segment.refuse(key, room_made)),
+                            Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
+                            Err(Stop::Refused(error)) => return Err(error),
+                            Err(Stop::Elsewhere | Stop::Waits) => {
+                                unreachable!("the one segment has every key")
+                            }
+                            Ok(outcome) => return Ok(outcome),
+                        }
+                    }
+                },
+                Stop::Elsewhere | Stop::Waits => unreachable!("the one segment has every key"),
+            }
+            match make() {
+                Ok(outcome) => return Ok(outcome),
+                Err(next) => stop = next,
             }
         }
+    }
+
+    /// What a put waits for that has found no room. `None`: it has waited often enough, or nothing makes room by time.
+    fn wait_for_room(&self, waits: &ChangeWaits) -> Option<ChangeWait> {
+        let due_ns = self.segment.homes().grace().last_due_ns()?;
+        let has_time = waits.with(|state| state.room.waits_once_more(WAITS_MAX));
+        has_time.then_some(ChangeWait::Readers { due_ns })
+    }
+
+    /// Sleeps until this is over.
+    pub fn sleep(&self, wait: ChangeWait) {
+        let clock = self.segment.homes().grace().clock();
+        match wait {
+            ChangeWait::Readers { due_ns } => clock.sleep_until(due_ns),
+            ChangeWait::Memory { .. } | ChangeWait::Thread | ChangeWait::Maker => {}
+        }
+    }
+
+    /// To be called after a wait.
+    pub fn waited(&self, wait: ChangeWait) {
+        match wait {
+            ChangeWait::Readers { .. } => self.segment.homes().waited(),
+            ChangeWait::Memory { .. } | ChangeWait::Thread | ChangeWait::Maker => {}
+        }
+    }
+
+    /// What changes may wait for, when it is there.
+    pub fn news(&self) -> &News {
+        self.segment.extents().map_or(&self.no_news, |extents| extents.news())
     }
 
     /// Takes away every trace that is due. Mutations do this in passing; a server also does it when
@@ -218,11 +291,26 @@ mod for_tests {
             value: impl Into<Stored<'v>>,
             mode: PutMode,
         ) -> Result<PutOutcome, PutError> {
-            self.change(key, mode, value.into(), Nobody)
+            let value = value.into();
+            self.sleeping(|waits| self.change(key, mode, value, Nobody, waits))
         }
 
         pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-            self.change(key, Which::Any, Stored::default(), Nobody)
+            self.sleeping(|waits| self.change(key, Which::Any, Stored::default(), Nobody, waits))
+        }
+
+        /// Tries until it is made or refused.
+        fn sleeping<R>(
+            &self,
+            mut attempt: impl FnMut(&ChangeWaits) -> Result<R, PutError>,
+        ) -> Result<R, PutError> {
+            let waits = ChangeWaits::default();
+            loop {
+                let tried = attempt(&waits);
+                let Some(wait) = waits.end() else { return tried };
+                self.sleep(wait);
+                self.waited(wait);
+            }
         }
 
         pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<OneSize, RegionError> {

@@ -11,12 +11,14 @@ use crate::index::evict::Evictor;
 use crate::index::extents::{ExtentNames, Extents};
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
+use crate::index::news::News;
 use crate::index::observers::Observers;
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::Between;
 use crate::index::segment::{Segment, Stop};
 use crate::index::slots::SlotWritten;
 use crate::index::start::Start;
+use crate::index::waits::{ChangeWait, ChangeWaits};
 use crate::layout::control::{MOVE_COUNTERS, Phase};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
@@ -161,10 +163,54 @@ impl Table {
         what: W,
         new: Stored<'_>,
         between: B,
+        waits: &ChangeWaits,
     ) -> Made<W, PutError> {
         match self {
-            Table::One(one) => one.change(key, what, new, between),
-            Table::Many(growth) => growth.change(key, what, new, between),
+            Table::One(one) => one.change(key, what, new, between, waits),
+            Table::Many(growth) => growth.change(key, what, new, between, waits),
+        }
+    }
+
+    /// Sleeps until this is over, or may be.
+    pub fn sleep(&self, wait: ChangeWait) {
+        match (wait, self) {
+            (ChangeWait::Memory { due_ns }, _) => self.sleep_for_memory(due_ns),
+            (_, Table::One(one)) => one.sleep(wait),
+            (_, Table::Many(growth)) => growth.sleep(wait),
+        }
+    }
+
+    /// Does what is pending for long values. If there is nothing, sleeps until this time, but a millisecond at most:
+    /// extents may have to move first.
+    fn sleep_for_memory(&self, due_ns: u64) {
+        if self.extents().is_some_and(|extents| extents.tidy(self)) {
+            return;
+        }
+        let now_ns = self.clock().now_ns();
+        self.clock().sleep_until(due_ns.clamp(now_ns + 1_000, now_ns + 1_000_000));
+    }
+
+    /// To be called between a wait and the next try.
+    pub fn waited(&self, wait: ChangeWait) {
+        match self {
+            Table::One(one) => one.waited(wait),
+            Table::Many(growth) => growth.waited(wait),
+        }
+    }
+
+    /// The next step of a change that is made, but has to wait before it ends.
+    pub fn go_on(&self, waits: &ChangeWaits) {
+        match self {
+            Table::One(_) => {}
+            Table::Many(growth) => growth.press_on(waits),
+        }
+    }
+
+    /// What changes may wait for, when it is there.
+    pub fn news(&self) -> &News {
+        match self {
+            Table::One(one) => one.news(),
+            Table::Many(growth) => growth.news(),
         }
     }
 

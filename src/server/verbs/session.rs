@@ -9,7 +9,7 @@ use crate::faults::{Rule, broken};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
 use crate::server::held::TakenShare;
-use crate::server::parking::{ParkAnswer, ParkLook, Parked};
+use crate::server::parking::{ParkAnswer, ParkLook, Parked, RequestAt};
 use crate::server::shared::{Admission, ServerState};
 use crate::verbs::bootstrap::{self, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
@@ -46,7 +46,8 @@ pub(super) struct VerbsSession {
     answer: Vec<u8>,
     /// Answers that wait for a free slot of `outgoing`.
     ready: VecDeque<Vec<u8>>,
-    /// The first of `requests`, if it waits: then it is the whole message.
+    /// A request that waits. One for changes of the table is the first of `requests`, and the whole message. A change is the
+    /// next one of the first message.
     parked: Option<Parked>,
     /// Whether its queue pair has taken its last receive.
     is_spent: bool,
@@ -158,6 +159,10 @@ impl VerbsSession {
 
     /// How long the next bytes of its upload have been due, if it uploads (Q8).
     pub fn uploads_for(&self, now: Instant) -> Duration {
+        // It is the server that is to go on.
+        if self.waits() {
+            return Duration::ZERO;
+        }
         self.caller.uploads_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
@@ -225,16 +230,34 @@ impl VerbsSession {
         self.parked.as_ref()
     }
 
-    /// Looks again at the request that waits, and sends its reply if there is one by now.
+    /// Whether a change waits: then no request is answered.
+    fn waits(&self) -> bool {
+        self.parked.as_ref().is_some_and(|parked| parked.change_at().is_some())
+    }
+
+    /// Looks again at the request that waits, and sends its reply if there is one by now. Then answers what is behind it,
+    /// until `ends`. Returns whether there is more.
     pub fn look_again(
+        &mut self,
+        receives: &Receives,
+        shared: &ServerState,
+        ends: Instant,
+    ) -> Result<bool, String> {
+        match self.waits() {
+            true => self.answer_all(receives, shared, ends),
+            false => self.look_at_feed(receives, shared, ParkLook::Again).map(|()| false),
+        }
+    }
+
+    fn look_at_feed(
         &mut self,
         receives: &Receives,
         shared: &ServerState,
         look: ParkLook,
     ) -> Result<(), String> {
         let Some(parked) = &mut self.parked else { return Ok(()) };
-        let Some(reply) = parked.answer(shared, &self.caller, look) else { return Ok(()) };
-        reply.encode(parked.id(), &mut self.answer);
+        let Some((id, reply)) = parked.answer(shared, &self.caller, look) else { return Ok(()) };
+        reply.encode(id, &mut self.answer);
         self.parked = None;
         self.end_message(receives)
     }
@@ -247,41 +270,55 @@ impl VerbsSession {
 
     /// Answers its messages until `ends`. Returns whether there are more.
     pub fn turn(&mut self, receives: &Receives, shared: &ServerState, ends: Instant) -> Result<bool, String> {
+        if self.waits() {
+            // Q13
+            return Ok(false);
+        }
         if self.parked.is_some() {
             // Q11
             if self.requests.len() == 1 || broken(Rule::ParkNext) {
                 return Ok(false);
             }
-            self.look_again(receives, shared, ParkLook::Last)?;
+            self.look_at_feed(receives, shared, ParkLook::Last)?;
         }
+        self.answer_all(receives, shared, ends)
+    }
+
+    fn answer_all(
+        &mut self,
+        receives: &Receives,
+        shared: &ServerState,
+        ends: Instant,
+    ) -> Result<bool, String> {
         loop {
             let is_alone = self.requests.len() == 1;
             let Some(ReceivedMessage { landed, done }) = self.requests.front_mut() else { break };
             let message = receives.message(landed);
             while *done < message.len() {
-                if Instant::now() >= ends {
+                // (A change that has waited is tried even if its worker has lost the CPU.)
+                if self.parked.is_none() && Instant::now() >= ends {
                     return Ok(true);
                 }
                 let frame = wire::decode(&message[*done..]).map_err(|e| e.to_string())?;
                 let frame = frame.ok_or("it sent half a frame")?;
                 let asked = wire::Request::decode(&frame).map_err(|e| e.to_string())?;
-                // A request waits only where nothing else does: in a message of its own, the last one.
-                let is_last = is_alone && frame.length == message.len();
-                let answer = match is_last {
-                    true => shared.answer_or_park(&mut self.caller, frame.id, asked),
-                    false => {
-                        shared.answer(&mut self.caller, asked).map_or(ParkAnswer::NotHere, ParkAnswer::Now)
-                    }
-                };
-                *done += frame.length;
-                match answer {
+                let at = RequestAt::Message { is_alone: is_alone && frame.length == message.len() };
+                let held = Parked::take_from(&mut self.parked, at);
+                let asked = (frame.id, frame.patience(), asked);
+                match shared.answer_or_park(&mut self.caller, asked, held, (at, ParkLook::Again)) {
                     ParkAnswer::Now(reply) => reply.encode(frame.id, &mut self.answer),
-                    ParkAnswer::Later(parked) => {
+                    ParkAnswer::Taken(parked) => {
+                        *done += frame.length;
+                        self.parked = Some(parked);
+                        return Ok(false);
+                    }
+                    ParkAnswer::Stays(parked) => {
                         self.parked = Some(parked);
                         return Ok(false);
                     }
                     ParkAnswer::NotHere => return Err("it said hello twice, or asked for slots".into()),
                 }
+                *done += frame.length;
             }
             self.end_message(receives)?;
         }

@@ -5,7 +5,7 @@
 use super::host::VerbsServer;
 use super::receives::{MESSAGES, Receives};
 use super::session::{SEND, VerbsSession};
-use crate::server::parking::{ParkLook, Parking};
+use crate::server::parking::Parking;
 use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::Wait;
 use crate::verbs::device::{CompletionQueue, SharedReceives, succeeded};
@@ -138,7 +138,7 @@ impl VerbsWorker {
         let fd = queue.fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&fd), COMPLETIONS, Interest::READABLE).map_err(os)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
-        let parking = Parking::new(host.shared.index.feed(), &waker);
+        let parking = Parking::new(&host.shared.index, &waker);
         let (sender, events) = mpsc::channel();
         let turned = Arc::<TurnCount>::default();
         let count = Arc::new(AtomicUsize::new(0));
@@ -204,9 +204,9 @@ impl VerbsWorker {
                     if busy { Duration::ZERO } else { tidy.unwrap_or(IDLE).min(self.idle()) }
                 }
             };
-            let timeout = self.parking.sleeps(self.host.shared.index.feed(), Some(timeout));
+            let timeout = self.parking.sleeps(&self.host.shared.index, Some(timeout));
             let polled = self.poll.poll(events, timeout);
-            self.parking.wakes(self.host.shared.index.feed());
+            self.parking.wakes(&self.host.shared.index);
             match polled {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e.into()),
                 _ => {}
@@ -388,17 +388,19 @@ impl VerbsWorker {
         if self.parking.is_empty() {
             return false;
         }
-        let Some(number) = self.parking.next(self.host.shared.index.feed(), Instant::now()) else {
+        let Some(number) = self.parking.next(&self.host.shared.index, Instant::now()) else {
             return false;
         };
         let Some(client) = self.clients.get_mut(&number) else {
             self.parking.note(number, None);
             return true;
         };
-        let looked = client.look_again(&self.receives, &self.host.shared, ParkLook::Again);
+        let looked = client.look_again(&self.receives, &self.host.shared, Instant::now() + TURN_TIME);
         self.parking.note(number, client.parked());
-        if let Err(why) = looked {
-            self.drop_client(number, &why);
+        match looked {
+            Ok(true) if !self.turns.contains(&number) => self.turns.push_back(number),
+            Ok(_) => {}
+            Err(why) => self.drop_client(number, &why),
         }
         true
     }

@@ -65,7 +65,7 @@ impl Second {
     }
 
     /// A client with a mailbox that is polled, and its end of the mailbox.
-    fn served(&mut self) -> (Stream, Token, Mailbox) {
+    pub fn served(&mut self) -> (Stream, Token, Mailbox) {
         let (stream, token) = self.greeted();
         let ServerState { index, mailbox_memory, .. } = &*self.worker.shared;
         let geometry = index.geometry();

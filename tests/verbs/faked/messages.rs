@@ -21,6 +21,7 @@ stories! {
     answers_beyond_the_bound,
     scans_and_followers,
     followers_that_wait,
+    changes_that_wait,
 }
 
 /// A client may hang up at any time, even when its message has just arrived and the server has not
@@ -605,4 +606,43 @@ fn followers_that_wait(_: &Fake) {
             parked(0);
         }
     }
+}
+
+/// Over verbs, too, a change that waits for memory holds up its client only: another one of the same worker puts and reads.
+/// What is asked behind it, in the same messages, is answered after it: here, when the server has ended, not at all.
+fn changes_that_wait(_: &Fake) {
+    const LONG: usize = 300_000;
+    let grace = Duration::from_secs(50);
+    let table = config(default_preset(), 4_000, 16, LONG, 7).inline_max(40).heap_bytes(16 << 20).grace(grace);
+    let config = ServerConfig::new(at("127.0.0.1:0"), table).token(Token::new(TOKEN)).workers(1);
+    let server = Server::start(config).unwrap();
+    let (mut keys, long) = (Vec::new(), vec![7; LONG]);
+    while server.index().put_with(&key(keys.len() as u32, 16), &long, PutMode::Insert.into()).is_ok() {
+        keys.push(key(keys.len() as u32, 16));
+    }
+    keys.iter().for_each(|key| assert!(server.index().remove(key).unwrap()));
+    // The block that is kept free is left.
+    for key in keys {
+        server.index().put(&key, &long, PutMode::Insert).unwrap();
+        if server.index().heap().largest_gap_bytes < LONG as u64 {
+            break;
+        }
+    }
+    let client = || Client::connect_with(server.address(), options()).unwrap();
+    let (mut waiting, mut other) = (client(), client());
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(move || {
+            let pairs = [(b"long", &long[..]), (b"next", b"value")];
+            waiting.put_many(&pairs)
+        });
+        wait_for("a put that waits", || (server.parked() == 1).then_some(()));
+        for n in 0..100 {
+            other.put(&key(n, 16), b"short").unwrap();
+            assert_eq!(other.get(&key(n, 16)).unwrap().as_deref(), Some(&b"short"[..]));
+        }
+        assert_eq!((server.parked(), other.get(b"next").unwrap()), (1, None));
+        drop(server.stop());
+        let ended = waits.join().unwrap();
+        assert!(matches!(ended, Err(MutateError::ServerGone { .. })), "{ended:?}");
+    });
 }

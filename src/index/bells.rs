@@ -1,22 +1,23 @@
-//! Wakes threads that sleep until something changes (Q9).
+//! Wakes threads that sleep until something happens (Q9, Q14).
 //!
 //! ```text
-//! sleeper   the ring's turn { bell: asleep ── the feed's next number: still as it was seen? } ── sleeps
-//! change    the ring's turn { record, next number ── is any bell asleep? } ── rings those that are
+//! sleeper   bell: asleep ── the number of what has happened: still as it was seen? ── sleeps
+//! event     the next number ── is any bell asleep? ── rings those that are
 //! ```
 //!
-//! Both do so in a turn of the ring, and turns have an order. If the change's is first, the sleeper sees its number, and
-//! does not sleep. If the sleeper's is first, the change sees the bell, and rings. So a change needs no fence for that.
+//! Either the sleeper sees the number, and does not sleep, or the event sees the bell, and rings. That takes an order of both
+//! sides. For changes in the feed it is the turns of the ring: both sides do this in a turn, and a change needs no fence. For
+//! what changes wait for (`news.rs`) it is a fence on either side.
 
 use crate::base::sync::{AtomicU64, lock_std};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
-/// The bells of all who may sleep until something changes.
+/// The bells of all who may sleep until something happens.
 #[derive(Debug, Default)]
 pub(super) struct Bells {
-    /// How many are asleep. Goes up in a turn of the ring, and is looked at in one.
+    /// How many are asleep.
     asleep: AtomicU64,
     all: Mutex<Vec<Weak<BellWord>>>,
 }
@@ -28,31 +29,31 @@ struct BellWord {
     waker: Waker,
 }
 
-/// The bell of one thread. It rings while the thread sleeps until something changes.
+/// The bell of one thread. It rings while the thread sleeps until something happens.
 #[derive(Debug)]
-pub(crate) struct FeedBell(Arc<BellWord>);
+pub(crate) struct ThreadBell(Arc<BellWord>);
 
 impl Bells {
     /// One more bell, which wakes by this.
-    pub fn bell(&self, waker: Waker) -> FeedBell {
+    pub fn bell(&self, waker: Waker) -> ThreadBell {
         let bell = Arc::new(BellWord { asleep: AtomicU64::new(0), waker });
         lock_std(&self.all).push(Arc::downgrade(&bell));
-        FeedBell(bell)
+        ThreadBell(bell)
     }
 
-    /// A thread is about to sleep. To be said in a turn of the ring, in which it looks a last time.
-    pub fn sleeps(&self, bell: &FeedBell) {
+    /// A thread is about to sleep. It looks a last time after that.
+    pub fn sleeps(&self, bell: &ThreadBell) {
         if bell.0.asleep.fetch_or(1, Relaxed) == 0 {
             self.asleep.fetch_add(1, Relaxed);
         }
     }
 
     /// A thread does not sleep any more.
-    pub fn wakes(&self, bell: &FeedBell) {
+    pub fn wakes(&self, bell: &ThreadBell) {
         self.is_woken(&bell.0);
     }
 
-    /// Whether somebody sleeps. To be asked in the turn of the ring in which a change was told.
+    /// Whether somebody sleeps. To be asked after the number is stored.
     #[inline]
     pub fn has_sleepers(&self) -> bool {
         self.asleep.load(Relaxed) > 0
