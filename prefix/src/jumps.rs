@@ -28,6 +28,10 @@ use std::ops::ControlFlow;
 
 /// Blocks of a stretch, at least.
 const STRETCH: usize = 64;
+/// Prompts of up to so many blocks are looked at block by block, which is quicker: all READs go at once, and jumps wait for
+/// those before them. docs/BENCHMARKS.md has where it changes, by loads.
+const WALKED_MAX: usize = 384;
+const WALKED_MAX_GROUPED: usize = 512;
 /// Stretches of a prompt, at most: as many READs as go ahead of those that are needed in any lookup.
 const STRETCHES: usize = 128;
 /// One lookup in this number is made block by block, too (H3).
@@ -86,7 +90,11 @@ impl PlacementIndex {
 
     /// The live holders that are jumped over in a prompt of this number of blocks.
     pub(crate) fn closed(&self, live: &HolderSet, blocks: usize) -> HolderSet {
-        if blocks <= STRETCH || self.jumps.are_off {
+        let most = match self.table.form {
+            Form::Single => WALKED_MAX,
+            Form::Grouped => WALKED_MAX_GROUPED,
+        };
+        if blocks <= most || self.jumps.are_off {
             return HolderSet::default();
         }
         if broken(Rule::JumpClosed) { live.clone() } else { live.and(self.directory.closed()) }

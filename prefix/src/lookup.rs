@@ -30,7 +30,7 @@ impl PlacementIndex {
     /// lookup.
     ///
     /// 2 READs for the live holders and the epoch, and 1 a block, in a grouped table 1 for eight and more where prompts
-    /// part; no more than 128 READs behind the longest prefix. Values that do not fit their slots take 1 more
+    /// part; no more than 128 READs behind the longest prefix. Values that do not fit their slots take 3 more
     /// ([`PlacementTable`](crate::PlacementTable)). A block that nobody has ends all of them. The first lookup of a handle, and
     /// the first after a registration, READ who has each bit besides: 2 READs for 64, and the names. Where holders go by
     /// themselves ([`HolderOptions::absent_for`](crate::HolderOptions)), a lookup READs twice a second which of them are there:

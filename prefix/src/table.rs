@@ -48,7 +48,7 @@ pub(crate) enum Form {
 /// | [`PlacementTable::grouped`] | eight neighbours of a prompt, in six lines (256 holders) | 1/8, and more where prompts part | digests from a prompt's first block on |
 ///
 /// A set is as wide as its highest bit needs, in steps of 64 holders; the lowest bits are given first. One that does not
-/// fit its slot is in memory of its own, and takes a READ more: sets of more than 256 holders, or in groups of a table for
+/// fit its slot is in memory of its own, and takes three READs more: sets of more than 256 holders, or in groups of a table for
 /// more than 256, those of more than 64. With [owners](PlacementTable::owners) and an entry for each block, sets of more than
 /// 640 holders are such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

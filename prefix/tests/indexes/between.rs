@@ -365,7 +365,7 @@ fn a_name_is_live_once() {
 /// A closed holder loses its last blocks before any request of a lookup that is made block by block, too: nobody takes it for
 /// one that is not closed. Returns whether that is so before each request.
 fn what_is_under_way_is_no_lie(before_lookup: impl Fn() + Sync) -> bool {
-    const LONG: usize = 200;
+    const LONG: usize = 600;
     let mut is_right = true;
     for table in forms() {
         let mut count = 0;

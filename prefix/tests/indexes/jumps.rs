@@ -100,7 +100,7 @@ fn model(table: PlacementTable, seed: u64) -> (bool, u64) {
             }
         }
         let keys =
-            prompt(random.pick(3) as u8 + 1, parts[random.pick(parts.len())], [700, 65, 690, 300][step % 4]);
+            prompt(random.pick(3) as u8 + 1, parts[random.pick(parts.len())], [700, 513, 690, 600][step % 4]);
         let expected: BTreeMap<String, usize> = holders
             .iter()
             .zip(&has)
@@ -129,6 +129,22 @@ fn jumps_tell_what_is_there() {
             let (is_right, jumped) = model(table, seed);
             assert!(is_right, "{table:?}, seed {seed}");
             assert_eq!(jumped, 40, "all prompts are long enough, and somebody is closed");
+        }
+    }
+}
+
+/// Short prompts are looked at block by block, which is quicker.
+#[test]
+fn short_prompts_are_not_jumped_over() {
+    for (table, most) in forms(64).into_iter().zip([384, 512]) {
+        let scene = served(table, 2_000);
+        let (mut index, mut router) = (scene.index(), scene.index());
+        let keys = chain((0..600).map(|block| block as u8));
+        let holder = index.holder_with("closed", Keeps::PrefixClosed).unwrap();
+        index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        for (blocks, jumped) in [(65, 0), (most, 0), (most + 1, 1)] {
+            assert_eq!(told(&mut router, &keys[..blocks])["closed"], blocks);
+            assert_eq!(router.jumps().lookups, jumped, "{table:?}, {blocks} blocks");
         }
     }
 }
@@ -218,19 +234,19 @@ fn gaps_end_jumps() -> bool {
     let [single, _] = forms(64);
     let scene = served(single, 5_000);
     let (mut index, mut router) = (scene.index(), scene.index());
-    let keys = chain((0..200).map(|block| block as u8));
+    let keys = chain((0..600).map(|block| block as u8));
     let holder = index.holder_with("engine", Keeps::PrefixClosed).unwrap();
     let mut stream = EventStream::new(&index, holder).unwrap();
     let all = || KvEvent::Stored { digests: Digests::from(&keys[..]) };
     stream.take(&mut index, 1, &[all()]).unwrap();
     let keeps = |router: &mut PlacementIndex| router.holders().unwrap()[0].keeps();
-    assert_eq!((keeps(&mut router), told(&mut router, &keys)["engine"]), (Keeps::PrefixClosed, 200));
+    assert_eq!((keeps(&mut router), told(&mut router, &keys)["engine"]), (Keeps::PrefixClosed, 600));
     // In a batch that was not heard all went, and in this one some came again.
     let removed = KvEvent::Removed { digests: Digests::from(&keys[10..100]) };
     assert_eq!(stream.take(&mut index, 3, &[removed]).unwrap().missed, 1);
     let is_right = keeps(&mut router) == Keeps::Any && told(&mut router, &keys)["engine"] == 10;
     stream.take(&mut index, 4, &[KvEvent::Cleared, all()]).unwrap();
-    assert_eq!((keeps(&mut router), told(&mut router, &keys)["engine"]), (Keeps::PrefixClosed, 200));
+    assert_eq!((keeps(&mut router), told(&mut router, &keys)["engine"]), (Keeps::PrefixClosed, 600));
     // Another gap; who publishes is started again after it, and the engine is cleared by him.
     stream.take(&mut index, 9, &[]).unwrap();
     let holder = index.holder_with("engine", Keeps::PrefixClosed).unwrap();
