@@ -18,7 +18,7 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 109 series of a server, whatever its table holds: 24 of them are the
+//! a system call or two. There are at most 111 series of a server, whatever its table holds: 24 of them are the
 //! histogram of puts.
 //!
 //! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
@@ -350,6 +350,8 @@ struct ServerFigures {
     refused: RefusedCounts,
     mailboxes: MailboxCounts,
     memory: ClientMemoryCounts,
+    parked: u64,
+    parked_max: u64,
     times: ServerTimes,
 }
 
@@ -401,6 +403,10 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
         "Connections ended because they held most when all held too much.",
         |of| of.memory.ended,
     ),
+    Row::gauge("oneread_requests_parked", "Requests that wait at the server.", |of| of.parked as f64),
+    Row::gauge("oneread_requests_parked_limit", "Requests that may wait at the server.", |of| {
+        of.parked_max as f64
+    }),
     Row::counter("oneread_expired_total", "Entries that came to their end, and were removed.", |of| {
         of.times.expired
     }),
@@ -540,6 +546,8 @@ impl Counted for Server {
             refused: self.refused(),
             mailboxes: self.mailbox_counts(),
             memory: self.client_memory(),
+            parked: self.parked(),
+            parked_max: self.parked_max(),
             times: self.times(),
         };
         visit_rows(OF_SERVER, &figures, &mut each);
@@ -710,6 +718,8 @@ mod tests {
                 (memory.bytes, memory.bytes_max, memory.ended) = (26, 27, 28);
                 memory
             },
+            parked: 29,
+            parked_max: 30,
             times: {
                 let mut times =
                     ServerTimes { expired: 20, expiry_lag_ns: 21_000_000_000, ..Default::default() };
@@ -717,7 +727,7 @@ mod tests {
                 times
             },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=28));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=30));
 
         let starts =
             StartCounts { started: 1, slots_max: 2, heap_bytes: 3, heap_bytes_max: 4, late: 5, refused: 6 };
