@@ -352,6 +352,8 @@ struct ServerFigures {
     refused: RefusedCounts,
     mailboxes: MailboxCounts,
     memory: ClientMemoryCounts,
+    parked: u64,
+    parked_max: u64,
     times: ServerTimes,
     gets: GetCounts,
 }
@@ -408,6 +410,10 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
         "Connections ended because they held most when all held too much.",
         |of| of.memory.ended,
     ),
+    Row::gauge("oneread_requests_parked", "Requests that wait at the server.", |of| of.parked as f64),
+    Row::gauge("oneread_requests_parked_limit", "Requests that may wait at the server.", |of| {
+        of.parked_max as f64
+    }),
     Row::counter("oneread_expired_total", "Entries that came to their end, and were removed.", |of| {
         of.times.expired
     }),
@@ -547,6 +553,8 @@ impl Counted for Server {
             refused: self.refused(),
             mailboxes: self.mailbox_counts(),
             memory: self.client_memory(),
+            parked: self.parked(),
+            parked_max: self.parked_max(),
             times: self.times(),
             gets: self.get_counts(),
         };
@@ -718,6 +726,8 @@ mod tests {
                 (memory.bytes, memory.bytes_max, memory.ended) = (26, 27, 28);
                 memory
             },
+            parked: 29,
+            parked_max: 30,
             times: {
                 let mut times =
                     ServerTimes { expired: 20, expiry_lag_ns: 21_000_000_000, ..Default::default() };

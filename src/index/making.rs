@@ -43,7 +43,27 @@ impl Index {
     /// [`PutError`]; the table is then unchanged.
     #[inline(always)]
     pub(super) fn make<W: What>(&self, change: WantedChange<'_, W>) -> Made<W, PutError> {
-        self.until_made(change.patience, |waits| self.try_once(change, waits))
+        // Not by `until_made`: a closure that is called in two places is not inlined.
+        match change.patience {
+            Patience::Tries(waits) => self.try_once(change, waits),
+            Patience::Sleeps => {
+                let waits = ChangeWaits::default();
+                let tried = self.try_once(change, &waits);
+                if waits.are_any() { self.make_again(change, &waits, tried) } else { tried }
+            }
+        }
+    }
+
+    /// Goes on with a change whose first try has to wait.
+    #[cold]
+    #[inline(never)]
+    fn make_again<W: What>(
+        &self,
+        change: WantedChange<'_, W>,
+        waits: &ChangeWaits,
+        tried: Made<W, PutError>,
+    ) -> Made<W, PutError> {
+        self.sleep_until_made(waits, tried, &mut |waits| self.try_once(change, waits))
     }
 
     /// Tries until something is made or refused, as patiently as this. A try notes in its waits what it waits for.

@@ -476,9 +476,15 @@ impl Server {
         self.shared.mailbox_counts()
     }
 
-    /// Requests that wait at present: each of a client that has nothing to do until it hears of a change.
+    /// Requests that wait at present: of followers that have nothing to hear, and changes that wait for readers, for a
+    /// split, or for memory.
     pub fn parked(&self) -> u64 {
         self.shared.parking.taken()
+    }
+
+    /// Requests that may wait at a time.
+    pub fn parked_max(&self) -> u64 {
+        self.shared.parking.most()
     }
 
     /// The memory of the server that the connections of all clients hold, and may hold.

@@ -40,6 +40,11 @@ impl ParkRoom {
         ParkRoom { most, ..ParkRoom::default() }
     }
 
+    /// How many requests may be parked.
+    pub fn most(&self) -> u64 {
+        self.most
+    }
+
     /// How many requests are parked.
     pub fn taken(&self) -> u64 {
         self.taken.load(Relaxed)

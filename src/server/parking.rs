@@ -79,6 +79,7 @@ pub(super) enum RequestAt {
     /// In the input of a socket.
     Socket,
     /// In a message over verbs.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "messages go over verbs"))]
     Message {
         /// Whether it is the message, and none is behind it.
         is_alone: bool,

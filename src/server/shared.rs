@@ -146,7 +146,8 @@ impl ServerState {
 
     /// Counts of what is held for clients, and by them.
     pub(super) fn held(&self) -> HeldCounts {
-        HeldCounts::new(self.index.starts(), self.client_memory.counts())
+        let parked = [self.parking.taken(), self.parking.most()];
+        HeldCounts::new(self.index.starts(), self.client_memory.counts(), parked)
     }
 
     /// GETs of clients.

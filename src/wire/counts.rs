@@ -217,10 +217,18 @@ pub struct HeldCounts {
     pub client_bytes_max: u64,
     /// Connections that were ended because they held most when all together held too much.
     pub clients_ended: u64,
+    /// Requests that wait at the server, each of another connection.
+    pub parked: u64,
+    /// Requests that may wait there.
+    pub parked_max: u64,
 }
 
 impl HeldCounts {
-    pub(crate) fn new(starts: StartCounts, clients: ClientMemoryCounts) -> HeldCounts {
+    pub(crate) fn new(
+        starts: StartCounts,
+        clients: ClientMemoryCounts,
+        [parked, parked_max]: [u64; 2],
+    ) -> HeldCounts {
         let StartCounts { started, slots_max, heap_bytes, heap_bytes_max, late, refused } = starts;
         let ClientMemoryCounts { bytes, bytes_max, ended } = clients;
         HeldCounts {
@@ -233,6 +241,8 @@ impl HeldCounts {
             client_bytes: bytes,
             client_bytes_max: bytes_max,
             clients_ended: ended,
+            parked,
+            parked_max,
         }
     }
 }

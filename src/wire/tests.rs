@@ -302,8 +302,8 @@ fn golden_replies() {
     times_body.resize(6 * 8 + 23 * 8 + 5 * 40, 0);
     let start_bound = |bound: StartBound| Reply::Put(Err(bound.into()));
     let ns = std::time::Duration::from_nanos;
-    let held: HeldCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6, 7, 8, 9]);
-    assert_eq!((held.started, held.started_refused, held.clients_ended), (1, 6, 9));
+    let held: HeldCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+    assert_eq!((held.started, held.started_refused, held.clients_ended, held.parked_max), (1, 6, 9, 11));
     let evicted: EvictCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6]);
     assert_eq!((evicted.ahead, evicted.for_heap, evicted.refused, evicted.pinned), (1, 3, 4, 6));
     let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
@@ -337,7 +337,7 @@ fn golden_replies() {
         (18, Reply::Taken, vec![]),
         (19, cleared, (1..=4).flat_map(u64::to_le_bytes).collect()),
         (62, Reply::Times(Box::new(times)), times_body),
-        (20, Reply::Held(held), (1..=9).flat_map(u64::to_le_bytes).collect()),
+        (20, Reply::Held(held), (1..=11).flat_map(u64::to_le_bytes).collect()),
         (
             21,
             Reply::GetCounts(bytemuck::cast([5u64, 6])),

@@ -222,6 +222,7 @@ fn held_rows(held: &HeldCounts) -> Vec<(&'static str, String)> {
     }
     rows.push(("memory of connections", bytes(held.client_bytes, held.client_bytes_max)));
     rows.push(("  connections ended for it", show::count(held.clients_ended)));
+    rows.push(("requests that wait", of(show::count(held.parked), show::count(held.parked_max))));
     rows
 }
 
@@ -236,6 +237,8 @@ pub fn held_json(held: &HeldCounts) -> serde_json::Value {
         "client_bytes": held.client_bytes,
         "client_bytes_max": held.client_bytes_max,
         "clients_ended": held.clients_ended,
+        "requests_parked": held.parked,
+        "requests_parked_max": held.parked_max,
     })
 }
 
@@ -301,7 +304,8 @@ mod tests {
         (held.client_bytes, held.client_bytes_max, held.clients_ended) = (1 << 20, 256 << 20, 9);
         let rows =
             |held: &HeldCounts| held_rows(held).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
-        assert_eq!(rows(&held), ["1 MiB of up to 256 MiB", "9"]);
+        (held.parked, held.parked_max) = (12, 16_384);
+        assert_eq!(rows(&held), ["1 MiB of up to 256 MiB", "9", "12 of up to 16,384"]);
         (held.started, held.started_max, held.started_late, held.started_refused) = (1_000, 2_000, 5, 6);
         (held.started_heap_bytes, held.started_heap_bytes_max) = (3 << 10, 4 << 10);
         let starts = ["1,000 of up to 2,000", "3 KiB of up to 4 KiB", "5", "6"];
@@ -310,6 +314,7 @@ mod tests {
             "puts_started": 1_000, "puts_started_max": 2_000, "puts_started_heap_bytes": 3 << 10,
             "puts_started_heap_bytes_max": 4 << 10, "puts_started_late": 5, "puts_started_refused": 6,
             "client_bytes": 1 << 20, "client_bytes_max": 256 << 20, "clients_ended": 9,
+            "requests_parked": 12, "requests_parked_max": 16_384,
         });
         assert_eq!(held_json(&held), expected);
     }

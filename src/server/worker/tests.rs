@@ -356,6 +356,7 @@ fn each_request_asks_for_its_right() {
         Request::Heap,
         Request::Times,
         Request::Held,
+        Request::GetCounts,
         Request::Notes,
         Request::Evictions,
         Request::Snapshot { begin: false },
