@@ -41,11 +41,20 @@ def number_of(raw: bytes) -> int:
     raise Invalid(f"the value, {len(raw)} bytes long, is no decimal text of a number; put one first")
 
 
-def with_numbers(dumps: Dumps, loads: Loads) -> tuple[Dumps, Loads]:
+def is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def is_like_int(value: Any) -> bool:
+    """Whether msgpack writes it as a number: so does it with a member of an ``IntEnum``."""
+    return isinstance(value, int) and type(value) is not bool
+
+
+def with_numbers(dumps: Dumps, loads: Loads, is_number: Callable[[Any], bool] = is_int) -> tuple[Dumps, Loads]:
     """A codec whose bytes never begin as a number does, with numbers as decimal text."""
 
     def dump(value: Any) -> Any:
-        return b"%d" % value if type(value) is int and -INT_END <= value < INT_END else dumps(value)
+        return b"%d" % value if is_number(value) and -INT_END <= value < INT_END else dumps(value)
 
     def load(raw: bytes) -> Any:
         return int(raw) if raw and raw[0] in NUMERIC else loads(raw)
@@ -157,7 +166,7 @@ def codec_of(codec: Codec) -> tuple[str, Dumps, Loads]:
             import msgpack  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
             raise ImportError("codec='msgpack' needs the package msgpack: pip install msgpack") from error
-        return codec, *with_numbers(msgpack.packb, partial(msgpack.unpackb, strict_map_key=False))
+        return codec, *with_numbers(msgpack.packb, partial(msgpack.unpackb, strict_map_key=False), is_like_int)
     raise ValueError(
         f"no codec {codec!r}: it is 'plain', 'pickle', 'msgpack', 'raw', or a pair (dumps, loads)"
     )

@@ -11,14 +11,13 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from oneread import _native
 from oneread._errors import OnereadError
-from oneread._place import Place, lock
+from oneread._place import OWNED, SNAPSHOT, Place, lock
 
-# The snapshot of a cache, in its directory.
-SNAPSHOT = "oneread.snapshot"
 # How long a server writes its last snapshot, and waits for one that has the directory.
 SAVE_WITHIN, OWN_WITHIN = 600.0, 10.0
 
@@ -41,6 +40,8 @@ def until_last(fd: int, idle: float) -> None:
 
 def serve(place: Place, about: dict[str, Any], directory: int | None) -> _native.Server:
     options = {what: about[what] for what in ("evict", "key_max", "value_max") if about.get(what) is not None}
+    if about.get("users") is not None:
+        options["allow_uids"] = about["users"]
     if directory is not None:
         options["snapshots"] = f"/proc/self/fd/{directory}/{SNAPSHOT}"
         options["snapshots_every"] = about["snapshot_every"]
@@ -59,7 +60,7 @@ def serve(place: Place, about: dict[str, Any], directory: int | None) -> _native
 def save(server: _native.Server, within: float = SAVE_WITHIN) -> bool:
     """Whether there is a snapshot with every change made so far."""
     asked = server.ask_for_snapshot()
-    assert asked is not None, "a cache's server makes snapshots"
+    assert asked is not None, "who has a directory makes snapshots"
     end = time.monotonic() + within
     while True:
         status = server.snapshot_status()
@@ -70,14 +71,14 @@ def save(server: _native.Server, within: float = SAVE_WITHIN) -> bool:
 
 
 def own(directory: str) -> int:
-    """Takes the directory of a cache for this server alone, until its process ends: another container may have another
+    """Takes the directory of a cache or a dict for this server alone, until its process ends: another container may have another
     server. Returns the directory. One that is made later at the same place is another's."""
     there = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fd = os.open("oneread.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=there)
+    fd = os.open(OWNED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=there)
     end = time.monotonic() + OWN_WITHIN
     while not lock(fd, fcntl.LOCK_EX):
         if time.monotonic() > end:
-            sys.exit(f"another server has the cache in {directory}: one of another container or user; stop that one")
+            sys.exit(f"another server has the directory {directory}: of another dict, container or user; stop that one")
         time.sleep(0.01)
     return there
 
@@ -94,13 +95,13 @@ def stop(*_: object) -> None:
     raise SystemExit
 
 
-def main(name: str) -> None:
+def main(folder: str, name: str) -> None:
     # Who started this may have signals blocked. A server is ended by them.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Nobody has to wait for the end of a server that outlives who started it.
     if os.fork():
         os._exit(0)
-    place = Place(name)
+    place = Place(name, Path(folder))
     about = place.about()
     assert about is not None, "who starts it says first what it is"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -114,20 +115,21 @@ def main(name: str) -> None:
         sys.exit(str(error))
     ends = False
     try:
+        if about.get("metrics") is not None:
+            try:
+                server.answer_scrapes(about["metrics"])
+            except OnereadError as error:
+                sys.exit(str(error))
         os.write(1, b"ready")
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.close(null)
-        if directory is not None and own_fd is not None:
-            until_last(fd, about["idle"])
-            # Without a snapshot the table stays, for the next server.
-            ends = not is_there(directory, own_fd) or save(server)
-        elif about["lives"] == "for ever":
+        if about["lives"] == "for ever":
             while True:
                 signal.pause()
-        else:
-            until_last(fd, 0 if about["lives"] == "until last" else about["lives"])
-            ends = True
+        until_last(fd, 0 if about["lives"] == "until last" else about["lives"])
+        # Without a snapshot the table stays, for the next server.
+        ends = directory is None or own_fd is None or not is_there(directory, own_fd) or save(server)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.stop()

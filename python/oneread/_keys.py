@@ -184,6 +184,15 @@ def decode(raw: bytes) -> Key:
     raise ValueError(f"no key of a SharedDict: {raw!r}")
 
 
+def begins(raw: bytes, prefix: str | bytes | None) -> bool:
+    """Whether this is a key that is text, or bytes, and begins so; any is, where nothing is said."""
+    if prefix is None:
+        return True
+    if isinstance(prefix, bytes):
+        return raw.startswith(BYTES + prefix)
+    return (raw[:1] < NOTE and raw.startswith(prefix.encode())) or (raw == EMPTY and not prefix)
+
+
 def is_lock(raw: bytes) -> bool:
     """Whether this is a lock of :func:`memoize`'s, or says that an owner of locks is there."""
     return raw[:1] == LOCK

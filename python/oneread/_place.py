@@ -11,8 +11,14 @@ All of a dict is in this user's folder of region files, in memory: ``/dev/shm/on
     NAME.dict.open   locked, shared, by each process that has it open, and by its server when the last one has gone
     NAME.dict.start  locked by the process that opens it
 
-A cache of :mod:`oneread.cache` is a dict that lives in a directory, too: its server writes a snapshot there, and the next one
-begins with that.
+A dict that several users may open is in a folder of its own, ``oneread-UID.users``, whose names others can not list.
+
+A cache of :mod:`oneread.cache`, and a dict with ``snapshot_every``, are in a directory, too: their server writes a snapshot
+there, and the next one begins with that::
+
+    oneread.snapshot   all entries
+    oneread.lock       locked by the server
+    oneread.dict.json  what a dict was made as
 
 The kernel lets go of a lock when its process ends, however that was. A child made by `fork` has its parent's lock
 too: it ends when both have ended.
@@ -24,8 +30,10 @@ import fcntl
 import json
 import logging
 import os
+import pwd
 import re
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -44,16 +52,25 @@ log = logging.getLogger("oneread")
 # The longest path of a socket.
 SOCKET_MAX = 107
 
+# In the directory of a dict: the snapshot, its server's lock, and what it was made as.
+SNAPSHOT, OWNED, KEPT = "oneread.snapshot", "oneread.lock", "oneread.dict.json"
+
 # What a server's process runs: this package, wherever it is, and nothing else of what is beside it. Its words: where
-# the package is, and the dict's name.
+# the package is, the dict's folder, and its name.
 KEEPER = """\
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("oneread", sys.argv[1])
 sys.modules["oneread"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["oneread"])
 from oneread import _keeper
-_keeper.main(sys.argv[2])
+_keeper.main(sys.argv[2], sys.argv[3])
 """
+# The least that a table takes.
+MEMORY_MIN = 8 << 20
+# How much of the memory that is free a table takes at most, if nothing else is said.
+FREE_SHARE = 0.8
+# The system may refuse memory while so much is free at most.
+NEARLY_FULL = 64 << 20
 # How long who closes a dict waits for who opens it just then, and for an answer of its server.
 CLOSE_WAITS, CLOSE_ASKS = 0.2, 1.0
 # How often who has closed a cache looks whether it was the last one.
@@ -62,31 +79,153 @@ LAST_LOOKS = 5
 KILLED_WITHIN = 60.0
 
 
+def memory() -> Path:
+    """The file system in memory."""
+    shm = os.environ.get("ONEREAD_SHM", "")
+    return Path(shm if shm.startswith("/") else "/dev/shm")
+
+
 def folder() -> Path:
     """This user's folder. Made if it is not there; refused if others could change what is in it."""
-    shm = os.environ.get("ONEREAD_SHM", "")
-    path = Path(shm if shm.startswith("/") else "/dev/shm") / f"oneread-{os.geteuid()}"
+    return own_folder(f"oneread-{os.geteuid()}", 0o700)
+
+
+def users_folder() -> Path:
+    """This user's folder for dicts that others may open."""
+    return own_folder(f"oneread-{os.geteuid()}.users", 0o711)
+
+
+def own_folder(name: str, mode: int) -> Path:
+    path = memory() / name
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            path.chmod(mode)
         about = path.lstat()
     except OSError as error:
         raise SystemRefused(error.errno, f"no folder for shared dicts: {error.strerror}", str(path)) from error
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+    check_own(path, about, os.geteuid())
+    return path
+
+
+def memory_for(limit: int) -> dict[str, Any]:
+    """The memory for a new table: as much as it may have, and as there is; and whether that is less."""
+    free = shutil.disk_usage(memory()).free
+    memory_max = max(MEMORY_MIN, min(limit, int(FREE_SHARE * free)))
+    return {"memory": memory_max, "is_limited": memory_max < limit}
+
+
+def at_most(limit: int) -> int:
+    """What a table with this limit can have at most: all that there may be, for it alone."""
+    return min(limit, shutil.disk_usage(memory()).total)
+
+
+def no_memory(error: OnereadError, is_limited: bool) -> OnereadError:
+    """An error of a table that finds no memory, as an error of the file system in memory where that is full, or had no more for
+    it."""
+    about = shutil.disk_usage(memory())
+    if about.free > min(about.total // 4, NEARLY_FULL) and not is_limited:
+        return error
+    text = (
+        f"{memory()} is full ({about.total >> 20} MiB): give the container more (--shm-size), or the table less (memory=): "
+        f"{error}"
+    )
+    told = type(error)(text)
+    for name, value in vars(error).items():
+        setattr(told, name, value)
+    return told
+
+
+def check_own(path: Path, about: os.stat_result, uid: int) -> None:
+    """Refuses a folder in which others than this user could change what is in it."""
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != uid or about.st_mode & 0o022:
         raise Refused(
             f"{path} belongs to user {about.st_uid}, or others may write to it (mode {about.st_mode & 0o7777:o}); "
             "have it removed, or set ONEREAD_SHM elsewhere"
         )
-    return path
+
+
+def uid_of(user: int | str) -> int:
+    """The number of a user."""
+    if isinstance(user, int):
+        return user
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise ValueError(f"there is no user {user!r}; give a name that the system knows, or a number") from None
+
+
+def found(name: str, users: list[int] | None) -> Place:
+    """The place of a dict of this user's: of several users', if that is asked for, or if it is there."""
+    own = Place(name)
+    if users is None and not (memory() / f"oneread-{os.geteuid()}.users" / f"{name}.dict.json").exists():
+        return own
+    if users is not None and own.about() is not None:
+        raise Incompatible(f"the shared dict {name!r} is there, and is this user's alone; delete it, or choose another name")
+    return Place(name, users_folder())
+
+
+def of_other(name: str, user: int | str) -> tuple[Place, int, dict[str, Any]]:
+    """The dict of another user: its place, that user's number, and what it was made as."""
+    uid = uid_of(user)
+    path = memory() / f"oneread-{uid}.users"
+    try:
+        check_own(path, path.lstat(), uid)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"user {user} has no shared dicts for others: {path} is not there") from None
+    place = Place(name, path)
+    about = place.about()
+    if about is None:
+        raise FileNotFoundError(f"there is no shared dict {name!r} of user {user}, for others (users=)")
+    return place, uid, about
+
+
+def stays(about: dict[str, Any]) -> bool:
+    """Whether a dict's table stays when nobody has it open, and no server."""
+    return about["lives"] == "for ever" or about.get("directory") is not None
+
+
+def state_directory(name: str) -> Path:
+    """The directory of a dict that says none."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise ValueError("this user has no home for snapshots; give the dict a directory=") from None
+    return home / "oneread" / "dicts" / name
+
+
+def kept(directory: str | Path | None) -> dict[str, Any] | None:
+    """What the dict was made as whose snapshots are in this directory."""
+    if directory is None:
+        return None
+    try:
+        about = json.loads((Path(directory) / KEPT).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    # It may have been moved here, or copied.
+    return {**about, "directory": str(directory)} if isinstance(about, dict) else None
+
+
+def keep(directory: str, about: dict[str, Any]) -> None:
+    path = Path(directory)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path / f"{KEPT}.partial"
+        partial.write_text(json.dumps(about))
+        partial.replace(path / KEPT)
+    except OSError as error:
+        raise OSError(error.errno, f"no directory for snapshots: {error.strerror}", directory) from None
 
 
 class Place:
     """The files of the dict with a name."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, within: Path | None = None) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
             raise ValueError(f"no name for a dict: {name!r}; it has up to 64 letters, digits, and any of . _ -")
         self.name = name
-        self.region = folder() / f"{name}.dict"
+        self.region = (folder() if within is None else within) / f"{name}.dict"
         self.socket = self.beside("sock")
         if len(os.fsencode(self.socket)) > SOCKET_MAX:
             raise ValueError(f"the name is too long for a socket: {self.socket}; at most {SOCKET_MAX} bytes")
@@ -133,6 +272,8 @@ class Place:
     def remember(self, about: dict[str, Any]) -> None:
         partial = self.beside("json.partial")
         partial.write_text(json.dumps(about))
+        # The folder says who finds it.
+        partial.chmod(0o644)
         partial.replace(self.beside("json"))
 
     def forget(self) -> None:
@@ -192,7 +333,7 @@ class Place:
         python = os.environ.get("ONEREAD_PYTHON") or sys.executable
         package = str(Path(__file__).resolve().with_name("__init__.py"))
         # -P: what is in the working directory is no module.
-        command = [python, "-P", "-c", KEEPER, package, self.name]
+        command = [python, "-P", "-c", KEEPER, package, str(self.region.parent), self.name]
         log.info("starting a server for the shared dict %r, by %s", self.name, python)
         said = self.beside("log")
         with said.open("wb") as errors:
@@ -241,10 +382,13 @@ def check_here(place: Place, fd: int) -> None:
         )
 
 
-def let_go(place: Place, fd: int, lives: Any) -> None:
+def let_go(place: Place, fd: int | None, stays: bool) -> None:
     """Closes the lock that keeps a dict open. The last one ends it, if its server was killed and cannot."""
+    if fd is None:
+        # Another user's.
+        return
     os.close(fd)
-    if lives == "for ever":
+    if stays:
         return
     # If another process opens it just now, that one closes it later.
     with suppress(OnereadError, OSError), place.starting(CLOSE_WAITS):
@@ -256,8 +400,9 @@ def let_go(place: Place, fd: int, lives: Any) -> None:
             os.close(fd)
 
 
-def delete(place: Place, within: float) -> bool:
-    """Ends a dict that nobody has open. Returns whether it was there."""
+def delete(place: Place, directory: Path | None, within: float) -> bool:
+    """Ends a dict that nobody has open, and removes its snapshot, which is in this directory unless it says another.
+    Returns whether it was there."""
     with place.starting(within):
         fd = place.open_lock("open")
         try:
@@ -269,10 +414,16 @@ def delete(place: Place, within: float) -> bool:
                 if time.monotonic() > end:
                     raise Timeout(f"the server of the shared dict {place.name!r} does not end; try again")
                 time.sleep(0.002)
-            is_there = place.about() is not None
+            about = place.about()
+            said = (about or {}).get("directory")
+            where = directory if said is None else Path(said)
+            is_there = about is not None or kept(where) is not None
             place.stop(within)
             place.forget()
             place.beside("log").unlink(missing_ok=True)
+            if where is not None and kept(where) is not None:
+                for what in (SNAPSHOT, OWNED, KEPT):
+                    (where / what).unlink(missing_ok=True)
             return is_there
         finally:
             os.close(fd)
@@ -303,7 +454,8 @@ def save_if_last(place: Place, save: Callable[[_native.Client, float], None], wi
 def begin_anew(place: Place, fd: int, within: float) -> None:
     """Nobody has the dict open. Forgets it, if it was to live as long as somebody has."""
     about = place.about()
-    if about is None or about["lives"] == "for ever":
+    if about is None or stays(about):
+        # Its server saves it at its end, and who comes then waits for that.
         return
     if place.is_served(within):
         if about["lives"] != "until last":
@@ -317,6 +469,18 @@ def begin_anew(place: Place, fd: int, within: float) -> None:
             time.sleep(0.002)
     # Otherwise its server was killed, and so were all that had it open.
     place.forget()
+
+
+def check_asked(name: str, asked: dict[str, Any], about: dict[str, Any]) -> None:
+    """Whether a dict that is there is as it is asked for."""
+    differ = [
+        f"{what}={about.get(what)!r}, asked for was {how!r}" for what, how in asked.items() if about.get(what) != how
+    ]
+    if differ:
+        raise Incompatible(
+            f"the shared dict {name!r} is there, and has {'; '.join(differ)}; "
+            "leave that out to open it as it is, or choose another name"
+        )
 
 
 def open_place(
@@ -336,23 +500,17 @@ def open_place(
             fcntl.flock(fd, fcntl.LOCK_SH)
             check_here(place, fd)
             os.utime(fd)
-            about = place.about()
+            is_new = (about := place.about()) is None
             is_served = about is not None and place.is_served(within)
+            about = about or kept(asked.get("directory"))
             if about is None and not create:
                 raise FileNotFoundError(f"there is no shared dict {place.name!r}, and create=False")
             if about is not None:
-                differ = [
-                    f"{what}={about.get(what)!r}, asked for was {how!r}"
-                    for what, how in asked.items()
-                    if about.get(what) != how
-                ]
-                if differ:
-                    raise Incompatible(
-                        f"the shared dict {place.name!r} is there, and has {'; '.join(differ)}; "
-                        "leave that out to open it as it is, or choose another name"
-                    )
+                check_asked(place.name, asked, about)
             if not is_served:
-                is_new, about = about is None, about or {**made, **asked}
+                about = about or {**made, **asked}
+                if "directory" in asked:
+                    keep(asked["directory"], about)
                 place.remember(about)
                 try:
                     place.start(within)

@@ -8,8 +8,10 @@ import functools
 import hashlib
 import inspect
 import logging
+import math
 import os
 import random
+import struct
 import threading
 import time
 import types
@@ -18,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from oneread import _keys
-from oneread._errors import Busy, Disconnected, Invalid, OnereadError, Refused
+from oneread._errors import Busy, Invalid, OnereadError, Refused
 from oneread._native import Client, time_to_live
 
 log = logging.getLogger("oneread")
@@ -36,6 +38,13 @@ OWNER_MAX = 65_534
 OWNER_TRIES = 100
 # How often a lock is tried for, where each time its owner has gone.
 LOCK_TRIES = 3
+
+# Before a result that may be computed before its end: when it ends, in seconds since 1970, and the seconds that it took.
+EARLY = struct.Struct("<dd")
+# The name of a thread that computes a result before its end.
+EARLY_THREAD = "oneread-early"
+# Tasks that do: a loop has none itself.
+EARLY_TASKS: set[asyncio.Task[None]] = set()
 
 # The calls that this thread, or task, is within: the innermost last.
 WITHIN: contextvars.ContextVar[tuple[Call, ...]] = contextvars.ContextVar("within", default=())
@@ -143,7 +152,7 @@ class Memo:
 
     def __init__(self, shared: Store) -> None:
         self.shared = shared
-        self.counts = {"hits": 0, "computed": 0, "waited": 0, "not_kept": 0, "unreadable": 0}
+        self.counts = {"hits": 0, "computed": 0, "early": 0, "waited": 0, "not_kept": 0, "unreadable": 0}
         self._guard = threading.RLock()
         self._owner: Client | None = None
 
@@ -173,6 +182,13 @@ class Memo:
         self._owner = None
 
 
+def is_due(ends: float, took: float, early: float) -> bool:
+    """Whether a result is to be computed now, before its end: the more likely, the nearer the end is and the longer it
+    takes; with a greater ``early``, earlier. (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic Cache Stampede
+    Prevention, VLDB 2015.)"""
+    return time.time() - took * early * math.log(1.0 - random.random()) >= ends
+
+
 def new_owner(client: Client, evicts: bool) -> Client:
     """A client whose entries go with it, as an owner that nobody else is: it has an entry that says so, which goes
     with it, too."""
@@ -194,14 +210,20 @@ def new_owner(client: Client, evicts: bool) -> Client:
 class Call:
     """One call of a memoized function, whose result may be there, be computed by another, or by this one."""
 
-    def __init__(self, memo: Memo, digest: bytes, ttl: float | None, lock_ttl: float | None) -> None:
-        self.memo, self.ttl, self.lock_ttl = memo, ttl, lock_ttl
+    def __init__(
+        self, memo: Memo, digest: bytes, ttl: float | None, lock_ttl: float | None, early: float | None
+    ) -> None:
+        self.memo, self.ttl, self.lock_ttl, self.early = memo, ttl, lock_ttl, early
         self.result, self.lock = _keys.RESULT + digest, _keys.LOCK + digest
         self.token = os.urandom(8)
         self.holder: Client | None = None
         self.value: Any = None
         self.is_computing = False
         self.unreadable: bytes | None = None
+        # The result as it was found, and whether it is to be computed before its end.
+        self.raw: bytes | None = None
+        self.is_due = False
+        self.begun = 0.0
 
     def is_there(self) -> bool:
         """Whether there is a result, which is :attr:`value` then. One that the codec cannot read is none: it is
@@ -217,14 +239,43 @@ class Call:
         if raw is None or raw == self.unreadable:
             return False
         try:
-            self.value = shared.loads(raw)
+            if self.early is None:
+                self.value = shared.loads(raw)
+            else:
+                ends, took = EARLY.unpack_from(raw)
+                self.value = shared.loads(raw[EARLY.size :])
+                self.is_due = is_due(ends, took, self.early)
         except Exception as error:
             # What a codec raises may be anything.
             self.unreadable = raw
             self.memo.counts["unreadable"] += 1
             log.warning("a result in %r cannot be read, and is computed again: %r", shared.name, error)
             return False
+        self.raw = raw
         self.memo.counts["hits"] += 1
+        return True
+
+    def begins_early(self) -> bool:
+        """Whether this call is to compute the result that it has found once more. Of all that are due, one does."""
+        if not self.is_due or self.is_within_itself():
+            return False
+        memo = self.memo
+        try:
+            holder = memo.owner()
+            try:
+                if not memo.shared._ask(self._is_locked, holder):
+                    return False
+            except Refused:
+                memo.is_gone(holder)
+                return False
+            # Another may have just done it.
+            if memo.shared.get_raw(self.result) != self.raw:
+                self.let_go()
+                return False
+        except OnereadError as error:
+            log.warning("a result in %r is not computed before its end: %s", memo.shared.name, error)
+            return False
+        memo.counts["early"] += 1
         return True
 
     def is_within_itself(self) -> bool:
@@ -241,6 +292,7 @@ class Call:
         outer = WITHIN.get()
         WITHIN.set((*outer, self))
         self.is_computing = True
+        self.begun = time.monotonic()
         try:
             yield
         finally:
@@ -306,7 +358,11 @@ class Call:
         self.memo.counts["computed"] += 1
         shared = self.memo.shared
         try:
-            shared.put_raw(self.result, shared.dumps(value), self.ttl)
+            raw = shared.dumps(value)
+            if self.early is not None:
+                assert self.ttl is not None, "who computes early says when results end"
+                raw = b"".join((EARLY.pack(time.time() + self.ttl, time.monotonic() - self.begun), raw))
+            shared.put_raw(self.result, raw, self.ttl)
         except Exception as error:
             # It was asked for, and is there. What a codec raises may be anything.
             self.memo.counts["not_kept"] += 1
@@ -330,9 +386,14 @@ def memoized(
     ttl: float | None,
     key: Callable[..., Any] | None,
     lock_ttl: float | None,
+    early: float | None,
 ) -> Decorator:
     """The decorator. ``open_memo`` is called when a result is asked for."""
     ttl, lock_ttl = time_to_live("ttl", ttl), time_to_live("lock_ttl", lock_ttl)
+    if early is not None and not 0 < early < math.inf:
+        raise ValueError(f"early={early!r}: it is a number more than 0; 1 is as good as any")
+    if early is not None and ttl is None:
+        raise ValueError("early= computes results before their end, and these have none; give ttl=, too")
 
     def decorate(function: Callable[P, R], /) -> Memoized[P, R]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -341,10 +402,27 @@ def memoized(
 
         def digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             what = (args, kwargs) if key is None else key(*args, **kwargs)
-            return hashlib.blake2b(canonical((its_own, what)), digest_size=16).digest()
+            # Results with a time before them are others.
+            kind = (its_own, what) if early is None else (its_own, what, "early")
+            return hashlib.blake2b(canonical(kind), digest_size=16).digest()
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-            return Call(open_memo(), digest(args, kwargs), ttl, lock_ttl)
+            return Call(open_memo(), digest(args, kwargs), ttl, lock_ttl, early)
+
+        def compute_early(asked: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            try:
+                with asked.computing():
+                    asked.keep(function(*args, **kwargs))
+            except Exception:
+                # The old result stays until its end, and who comes then has the exception.
+                log.warning("%s failed before its result's end", function.__qualname__, exc_info=True)
+
+        async def compute_early_async(asked: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            try:
+                with asked.computing():
+                    asked.keep(await cast(Any, function(*args, **kwargs)))
+            except Exception:
+                log.warning("%s failed before its result's end", function.__qualname__, exc_info=True)
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -352,6 +430,9 @@ def memoized(
             for pause in asked.pauses():
                 time.sleep(pause)
             if asked.is_found:
+                if asked.begins_early():
+                    compute = threading.Thread(target=compute_early, args=(asked, args, kwargs), name=EARLY_THREAD, daemon=True)
+                    compute.start()
                 return asked.value
             with asked.computing():
                 value = function(*args, **kwargs)
@@ -364,6 +445,10 @@ def memoized(
             for pause in asked.pauses():
                 await asyncio.sleep(pause)
             if asked.is_found:
+                if asked.begins_early():
+                    task = asyncio.get_running_loop().create_task(compute_early_async(asked, args, kwargs))
+                    EARLY_TASKS.add(task)
+                    task.add_done_callback(EARLY_TASKS.discard)
                 return asked.value
             with asked.computing():
                 value = await cast(Any, function(*args, **kwargs))

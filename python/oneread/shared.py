@@ -8,14 +8,16 @@ import os
 import re
 import threading
 import weakref
+from contextlib import suppress
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from fractions import Fraction
 from itertools import filterfalse, islice, starmap
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
-from oneread import _codecs, _keys, _place
-from oneread._errors import Disconnected, Invalid, KeyTooLong, OnereadError, Undecoded
+from oneread import _codecs, _entries, _keys, _place
+from oneread._errors import Disconnected, Full, Invalid, KeyTooLong, OnereadError, Refused, SystemRefused, Undecoded
 from oneread._keys import Key
 from oneread._native import Changes, Client, time_to_live
 from oneread.aio import AsyncChanges, DictChange, DictChanges
@@ -38,7 +40,15 @@ AGAIN = 2
 # How many keys go at once where all go.
 CLEARED = 4096
 # What a dict is made as of which nothing else is asked.
-MADE = {"memory": 1 << 30, "codec": "pickle", "evict": None, "lives": "until last", "key_max": None, "value_max": None}
+MADE = {"codec": "pickle", "evict": None, "lives": "until last", "key_max": None, "value_max": None}
+MADE |= {"users": None, "metrics": None, "snapshot_every": None, "directory": None}
+# The most memory, where nothing is said, and there is as much.
+MEMORY = 1 << 30
+# Seconds between snapshots, where a directory for them is named.
+SNAPSHOT_EVERY = 60.0
+
+
+NEVER_PICKLE = "a pickle of another user runs code; take codec='plain', 'msgpack' or 'raw'"
 
 
 def byte_count(size: int | str) -> int:
@@ -51,13 +61,25 @@ def byte_count(size: int | str) -> int:
     return math.ceil(Fraction(parts[1]) * UNITS[parts[2].upper()])
 
 
+def _snapshots(name: str, every: float | None, directory: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """How often a dict is saved, and where; nothing where it is not."""
+    if every is None and directory is None:
+        return {}
+    seconds = SNAPSHOT_EVERY if every is None else float(every)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"snapshot_every={every!r}: it is a number of seconds")
+    where = _place.state_directory(name) if directory is None else Path(directory)
+    return {"snapshot_every": seconds, "directory": str(where.expanduser().resolve())}
+
+
 class SharedDict(MutableMapping[Key, Any]):
     """A dict that all processes of this user on this host share, by its name.
 
     The first that opens it starts a server process. All read its memory by themselves, and ask the server for changes.
     A value that was got is a copy: a change of it is seen when it is put again.
 
-    ``memory``: the most that it may take, in bytes or as in ``"8GiB"``; it begins with some MiB. Default: 1 GiB.
+    ``memory``: the most that it may take, in bytes or as in ``"8GiB"``; it begins with some MiB. Default: 1 GiB, or four
+    fifths of what is free in ``/dev/shm``.
     ``ttl``: seconds after which an entry ends that this object puts, unless the call says otherwise.
     ``codec``: ``"pickle"``, ``"plain"`` (Python's plain types; nothing runs that a value says), ``"msgpack"``, ``"raw"``
     (values are bytes), or a pair of functions (dumps, loads).
@@ -68,6 +90,13 @@ class SharedDict(MutableMapping[Key, Any]):
     no entry is lost.
     ``key_max``, ``value_max``: the longest key and value in bytes, as they are stored.
     ``create=False``: it must be there.
+    ``snapshot_every``: it outlives its server and the machine: a snapshot is written so often, in seconds, and at the end of
+    the server; the next one begins with it. ``directory``: where; without it, below ``$XDG_STATE_HOME`` or
+    ``~/.local/state``. Say it each time.
+    ``metrics``: where its server answers scrapes of Prometheus, as ``"127.0.0.1:9464"``. Whoever reaches that may read counts.
+    ``users``: other users, by name or number, who may open it with ``user=`` and this one's name, read it and change it. Values
+    are ``"plain"`` then, or of another codec that runs nothing. ``user``: whose it is. A process of another user does not
+    keep it open, and starts no server for it.
 
     What is given must be as it was made (:class:`Incompatible` otherwise), but for ``ttl``. What is not is as it was
     made.
@@ -99,6 +128,11 @@ class SharedDict(MutableMapping[Key, Any]):
         lives: Lives | None = None,
         key_max: int | None = None,
         value_max: int | str | None = None,
+        snapshot_every: float | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        metrics: str | None = None,
+        users: Iterable[int | str] | None = None,
+        user: int | str | None = None,
         start_within: float = 30.0,
         _made: dict[str, Any] | None = None,
     ) -> None:
@@ -112,30 +146,53 @@ class SharedDict(MutableMapping[Key, Any]):
             "lives": "until last" if lives == 0 else lives,
             "key_max": key_max,
             "value_max": None if value_max is None else byte_count(value_max),
+            "metrics": metrics,
+            "users": None if users is None else sorted({_place.uid_of(one) for one in users}),
+            **_snapshots(name, snapshot_every, directory),
         }
+        if users is not None and codec is None:
+            asked["codec"] = "plain"
+        if users is not None and asked["codec"] == "pickle":
+            raise ValueError(NEVER_PICKLE)
         self._asked = {what: how for what, how in asked.items() if how is not None}
         self._ttl = time_to_live("ttl", ttl)
         self._own_codec = codec if isinstance(codec, tuple) else None
-        self._place = _place.Place(name)
         self._start_within = start_within
         # A signal's handler may close it while its thread has this.
         self._lock = threading.RLock()
         # What it is made as, where it is not there.
-        self._made = {**MADE, **(_made or {})}
-        self._fd, about = _place.open_place(self._place, create, self._asked, self._made, start_within)
+        self._made: dict[str, Any] = {**MADE, **(_made or {})}
+        server_uids = []
+        self._fd: int | None = None
+        self._user = user
+        if user is None or _place.uid_of(user) == os.geteuid():
+            self._place = _place.found(name, asked["users"])
+            if "memory" not in self._made:
+                self._made |= _place.memory_for(MEMORY)
+            self._fd, about = _place.open_place(self._place, create, self._asked, self._made, start_within)
+        else:
+            self._place, uid, about = _place.of_other(name, user)
+            _place.check_asked(name, self._asked, about)
+            if about["codec"] == "pickle":
+                raise Refused(f"the shared dict {name!r} of user {user} has pickles: {NEVER_PICKLE}")
+            server_uids.append(uid)
         # Its own, and the owner of its locks.
         self._clients: list[Client] = []
         self._feeds: weakref.WeakSet[Changes] = weakref.WeakSet()
-        ends = (self._feeds, self._clients, self._place, self._fd, about["lives"])
+        ends = (self._feeds, self._clients, self._place, self._fd, _place.stays(about))
         self._closing = weakref.finalize(self, _end, *ends)
         try:
             self._name_codec, self.dumps, self.loads = _codecs.codec_of(self._codec(about["codec"]))
-            self._client = Client(self._place.address, _mender=_mender(self))
+            self._client = Client(self._place.address, server_uids=server_uids, _mender=_mender(self))
         except BaseException:
             self._closing()
             raise
         self._clients.append(self._client)
         self._evicts = about["evict"] is not None
+        # What it may take is what was free when it was made.
+        self._is_limited = bool(about.get("is_limited")) and "memory" not in self._asked
+        # What other codecs write may begin as what stands before a value.
+        self._takes_tags = self._name_codec not in ("raw", "own")
         # A lookup less for each call.
         self._get, self._put = self._client.get, self._client.put
         self._key_max = self._client.key_max
@@ -152,7 +209,7 @@ class SharedDict(MutableMapping[Key, Any]):
         return self._own_codec
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {**self._asked, "create": False, "ttl": self._ttl, "start_within": self._start_within}
+        options = {**self._asked, "create": False, "ttl": self._ttl, "user": self._user, "start_within": self._start_within}
         if self._own_codec is not None:
             options["codec"] = self._own_codec
         return _opened, (self.name, options)
@@ -182,8 +239,14 @@ class SharedDict(MutableMapping[Key, Any]):
         return _keys.encode(key)
 
     def stats(self) -> dict[str, Any]:
-        """The counts of its client, and of :meth:`memoize` in this process."""
-        return {**self._client.stats(), "memoize": {} if self._memo is None else self._memo.counts.copy()}
+        """The counts of its client, and of :meth:`memoize` in this process; as ``"host"`` the gets of all processes since its
+        server started: ``gets``, ``hits``, ``misses``. The others tell it of theirs every 64."""
+        host: dict[str, int] | None = None
+        # Nobody counts without a server.
+        with suppress(OnereadError):
+            host = self._client.get_counts()
+        memo = {} if self._memo is None else self._memo.counts.copy()
+        return {**self._client.stats(), "memoize": memo, "host": host or {}}
 
     def __repr__(self) -> str:
         return f"SharedDict({self.name!r})"
@@ -206,7 +269,8 @@ class SharedDict(MutableMapping[Key, Any]):
     def _mend(self, error: Disconnected) -> None:
         """Its server is gone: killed, or told to stop. Starts another, which takes over the table."""
         with self._lock:
-            if not self._closing.alive:
+            if not self._closing.alive or self._fd is None:
+                # Another user's server is started by that user's programs.
                 raise error
             _place.check_here(self._place, self._fd)
             log.warning("the server of the shared dict %r is gone: %s", self.name, error)
@@ -217,15 +281,24 @@ class SharedDict(MutableMapping[Key, Any]):
         """What a call gives that may happen twice. (The client has started a server where none was there.)"""
         for _ in range(AGAIN):
             try:
-                return call(*args, **named)
+                return self._change(call, *args, **named)
             except Disconnected as error:
                 if not error.maybe_made:
                     raise
-        return call(*args, **named)
+        return self._change(call, *args, **named)
+
+    def _change(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """What a call gives that may need memory."""
+        try:
+            return call(*args, **named)
+        except (SystemRefused, Full) as error:
+            raise _place.no_memory(error, self._is_limited) from error
 
     def _loaded(self, key: Key, raw: bytes) -> Any:
         """The value of a key."""
         try:
+            if self._takes_tags and raw[:1] == _entries.LETTER:
+                raw = _entries.split(raw)[1]
             return self.loads(raw)
         except Exception as error:
             # What a codec raises may be anything.
@@ -247,6 +320,18 @@ class SharedDict(MutableMapping[Key, Any]):
 
     def _stored(self, before: bytes | None, value: Any) -> Any:
         return value if before is None else _keys.before(before, value)
+
+    def _payload(self, value: Any, tag: Any) -> Any:
+        """The bytes of a value, behind its tag."""
+        raw = self.dumps(value)
+        if tag is None:
+            return raw
+        if not self._takes_tags:
+            raise ValueError("what codec='raw' or one of your own writes has no place for a tag; take another codec")
+        return _entries.joined(_entries.Head(None, 0, _entries.tag_bytes(tag)), raw)
+
+    def _split(self, found: bytes) -> tuple[_entries.Head, bytes]:
+        return _entries.split(found) if self._takes_tags else (_entries.BARE, found)
 
     def _found(self, key: Key, before: bytes | None, stored: bytes) -> bytes | None:
         """The value that stands there; ``None`` if it is another key's."""
@@ -287,15 +372,29 @@ class SharedDict(MutableMapping[Key, Any]):
     def __contains__(self, key: object) -> bool:
         return self._placed(key)[0] in self._client  # type: ignore[arg-type]
 
-    def put(self, key: Key, value: Any, *, ttl: float | None = None) -> None:
-        """Puts an entry that ends after ``ttl`` seconds; without it, after those of the dict, if it has any."""
+    def put(self, key: Key, value: Any, *, ttl: float | None = None, tag: Any = None) -> None:
+        """Puts an entry that ends after ``ttl`` seconds; without it, after those of the dict, if it has any. ``tag``: what
+        :meth:`clear` removes it by, together with others; a plain value. It goes with the value."""
         placed, before = self._placed(key)
-        self.put_raw(placed, self._stored(before, self.dumps(value)), self._ttl_or(ttl))
+        self.put_raw(placed, self._stored(before, self._payload(value, tag)), self._ttl_or(ttl))
 
-    def add(self, key: Key, value: Any, *, ttl: float | None = None) -> bool:
+    def add(self, key: Key, value: Any, *, ttl: float | None = None, tag: Any = None) -> bool:
         """Puts an entry if the key is absent. Whether it was. Of several processes, one puts."""
         placed, before = self._placed(key)
-        return self._client.insert(placed, self._stored(before, self.dumps(value)), ttl=self._ttl_or(ttl))
+        made = self._stored(before, self._payload(value, tag))
+        return bool(self._change(self._client.insert, placed, made, ttl=self._ttl_or(ttl)))
+
+    def tag(self, key: Key) -> Any:
+        """The tag of an entry; ``None`` if it has none. ``KeyError`` if it is absent."""
+        placed, before = self._placed(key)
+        stored = self.get_raw(placed)
+        found = None if stored is None else self._found(key, before, stored)
+        if found is None:
+            raise KeyError(key)
+        try:
+            return _entries.tag_of(self._split(found)[0].tag)
+        except Exception as error:
+            raise _undecoded(key, f"the tag of {key!r}", self.name, error) from error
 
     def incr(self, key: Key, delta: int = 1, *, initial: int | None = 0, ttl: float | None = None) -> int:
         """Adds to a number of 64 bits, and returns what it is then: no other change comes between. An absent key counts as
@@ -305,33 +404,40 @@ class SharedDict(MutableMapping[Key, Any]):
         """
         placed, before = self._placed(key)
         if before is not None:
-            return self._incr_long(key, delta, initial, ttl)
-        ttl = self._ttl_or(ttl) if initial is not None else None
-        number = self._client.incr(placed, delta, initial=initial, ttl=ttl)
+            return self._incr_here(key, delta, initial, ttl)
+        life = self._ttl_or(ttl) if initial is not None else None
+        try:
+            number = self._change(self._client.incr, placed, delta, initial=initial, ttl=life)
+        except Invalid:
+            # It may stand behind a tag.
+            return self._incr_here(key, delta, initial, ttl)
         if number is None:
             raise KeyError(key)
-        return number
+        return int(number)
 
-    def _incr_long(self, key: Key, delta: int, initial: int | None, ttl: float | None) -> int:
-        """Adds to a number behind its whole key: by compare-and-swap."""
+    def _incr_here(self, key: Key, delta: int, initial: int | None, ttl: float | None) -> int:
+        """Adds to a number behind its whole key, or its tag: by compare-and-swap."""
         placed, before = self._placed(key)
         while True:
             stored = self._get(placed)
             found = None if stored is None else self._found(key, before, stored)
+            head = _entries.BARE
             if stored is None or found is None:
                 if initial is None:
                     raise KeyError(key)
                 number = initial
             else:
-                number = _codecs.number_of(found)
+                head, payload = self._split(found)
+                number = _codecs.number_of(payload)
             number += delta
             if not -_codecs.INT_END <= number < _codecs.INT_END:
                 raise Invalid(f"the number is {number - delta}, and {delta:+} would take it out of 64 bits")
-            now = self._stored(before, b"%d" % number)
+            text = b"%d" % number
+            now = self._stored(before, text if head == _entries.BARE else _entries.joined(head, text))
             if stored is None:
-                if self._client.insert(placed, now, ttl=self._ttl_or(ttl)):
+                if self._change(self._client.insert, placed, now, ttl=self._ttl_or(ttl)):
                     return number
-            elif self._client.compare_exchange(placed, stored, now):
+            elif self._change(self._client.compare_exchange, placed, stored, now):
                 return number
 
     def touch(self, key: Key, *, ttl: float | None = None) -> bool:
@@ -384,7 +490,7 @@ class SharedDict(MutableMapping[Key, Any]):
             if value is not None:
                 return self._loaded(key, value)
             try:
-                if self._client.insert(raw, made, ttl=self._ttl):
+                if self._change(self._client.insert, raw, made, ttl=self._ttl):
                     return default
             except Disconnected as error:
                 # If it was put, it is the value that is there.
@@ -446,9 +552,10 @@ class SharedDict(MutableMapping[Key, Any]):
         ttl: float | None = None,
         key: Callable[..., Any] | None = None,
         lock_ttl: float | None = None,
+        early: float | None = None,
     ) -> Decorator:
         """As :func:`oneread.memoize`, in this dict. The dict does not show results as entries."""
-        return memoized(self.memo, name, self._ttl_or(ttl), key, lock_ttl)
+        return memoized(self.memo, name, self._ttl_or(ttl), key, lock_ttl, early)
 
     # What happens.
 
@@ -484,15 +591,16 @@ class SharedDict(MutableMapping[Key, Any]):
                 found.append(undecoded(error))
         return found
 
-    def put_many(self, entries: Mapping[Key, Any] | Iterable[tuple[Key, Any]], *, ttl: float | None = None) -> None:
+    def put_many(
+        self, entries: Mapping[Key, Any] | Iterable[tuple[Key, Any]], *, ttl: float | None = None, tag: Any = None
+    ) -> None:
         """Puts these entries by one call. Others may see some of them before the rest."""
         pairs = entries.items() if isinstance(entries, Mapping) else entries
-        dumps = self.dumps
         keys, values = [], []
         for key, value in pairs:
             placed, before = self._placed(key)
             keys.append(placed)
-            values.append(self._stored(before, dumps(value)))
+            values.append(self._stored(before, self._payload(value, tag)))
         self._ask(self._client.put_many, keys, values, ttl=self._ttl_or(ttl))
 
     def update(self, entries: Any = (), /, **named: Any) -> None:
@@ -501,9 +609,12 @@ class SharedDict(MutableMapping[Key, Any]):
         pairs.update(named)
         self.put_many(pairs)
 
-    def clear(self, *, prefix: str | bytes | None = None) -> None:
+    def clear(self, *, prefix: str | bytes | None = None, tag: Any = None) -> None:
         """Removes all that is there, results of :meth:`memoize` included; not its locks: who computes goes on alone. With
-        ``prefix``: the keys that are text, or bytes, and begin so."""
+        ``prefix``: the keys that are text, or bytes, and begin so. With ``tag``: the entries that have it; looks at all."""
+        if tag is not None:
+            self._clear_tagged(_entries.tag_bytes(tag), prefix)
+            return
         if prefix is None:
             found: Iterator[bytes] = filterfalse(_keys.is_lock, self._client.scan())
         else:
@@ -511,18 +622,31 @@ class SharedDict(MutableMapping[Key, Any]):
         while some := list(islice(found, CLEARED)):
             self._ask(self._client.remove_many, some)
 
+    def _clear_tagged(self, tag: bytes, prefix: str | bytes | None) -> None:
+        for placed, stored in self._client.scan(values=True):
+            if _keys.is_hidden(placed):
+                continue
+            try:
+                raw, found = _keys.split(stored) if placed[:1] == _keys.HASHED else (placed, stored)
+                is_tagged = self._split(found)[0].tag == tag
+            except ValueError:
+                # Another program's, which has no tag.
+                continue
+            # An entry that has changed since stays.
+            if is_tagged and _keys.begins(raw, prefix):
+                self._ask(self._client.compare_exchange, placed, stored, None)
+
     def _beginning(self, prefix: str | bytes) -> Iterator[bytes]:
         """What the table has for keys that begin so."""
         raw = prefix.encode() if isinstance(prefix, str) else _keys.BYTES + prefix
         if prefix == "":
             # All text, and that begins with every byte.
-            yield from (key for key in self._client.scan() if key[:1] < _keys.NOTE or key == _keys.EMPTY)
+            yield from (key for key in self._client.scan() if _keys.begins(key, prefix))
         else:
             yield from self._client.scan(prefix=raw)
         # Longer keys stand before their values.
         for key, stored in self._client.scan(prefix=_keys.HASHED, values=True):
-            whole, _ = _keys.split(stored)
-            if whole.startswith(raw) and (raw or whole[:1] < _keys.NOTE):
+            if _keys.begins(_keys.split(stored)[0], prefix):
                 yield key
 
     # All entries.
@@ -635,14 +759,14 @@ def _mender(shared: SharedDict) -> Callable[[Disconnected], None]:
 
 
 def _end(
-    feeds: weakref.WeakSet[Changes], clients: list[Client], place: _place.Place, fd: int, lives: Any
+    feeds: weakref.WeakSet[Changes], clients: list[Client], place: _place.Place, fd: int | None, stays: bool
 ) -> None:
     """Lets go of a dict. Its feeds and clients close first: a server that ends is no news to them."""
     for feed in list(feeds):
         feed.close()
     for client in clients:
         client.close()
-    _place.let_go(place, fd, lives)
+    _place.let_go(place, fd, stays)
 
 
 def _is_child() -> None:
@@ -687,6 +811,7 @@ def memoize(
     ttl: float | None = None,
     key: Callable[..., Any] | None = None,
     lock_ttl: float | None = None,
+    early: float | None = None,
     **options: Any,
 ) -> Decorator:
     """Keeps results of a function for all processes: ``@oneread.memoize(ttl=60)``.
@@ -703,19 +828,27 @@ def memoize(
     apart.
 
     ``ttl``: seconds after which a result ends. ``lock_ttl``: seconds after which another computes, although the first
-    is still at it; without it, all wait as long as that takes. ``f.forget(*args)`` removes a result.
+    is still at it; without it, all wait as long as that takes. ``early``: nobody waits for a result that ends. Before its end,
+    a call now and then computes it again beside, and returns the old one: the more likely, the nearer the end is and the
+    longer it takes; 1 is as good as any number, and a greater one begins earlier. ``f.forget(*args)`` removes a result.
 
     They are kept in the :class:`SharedDict` named ``shared``, which the first call opens, with the other options. What
     cannot be kept is returned nevertheless, with a warning.
     """
-    return memoized(_Opening(lambda: SharedDict(shared, **options)).memo, name, ttl, key, lock_ttl)
+    return memoized(_Opening(lambda: SharedDict(shared, **options)).memo, name, ttl, key, lock_ttl, early)
 
 
-def delete_dict(name: str, *, within: float = 30.0) -> bool:
-    """Stops the server of a :class:`SharedDict` that no process has open, and removes all that it held. Returns whether
-    it was there. :class:`Busy` if a process has it open.
+def delete_dict(name: str, *, directory: str | os.PathLike[str] | None = None, within: float = 30.0) -> bool:
+    """Stops the server of a :class:`SharedDict` that no process has open, and removes all that it held, its snapshot
+    included; ``directory`` says where that is, if the dict said so. Returns whether it was there. :class:`Busy` if a process
+    has it open.
     """
-    return _place.delete(_place.Place(name), within)
+    where: Path | None = None if directory is None else Path(directory).resolve()
+    if where is None:
+        # Without a home there is none.
+        with suppress(ValueError):
+            where = _place.state_directory(name)
+    return _place.delete(_place.found(name, None), where, within)
 
 
 def metrics() -> dict[str, dict[str, Any]]:

@@ -41,3 +41,15 @@ def test_the_table_is_made(shm: Path) -> None:
     assert "LMDB" in result["lookups"] or "LMDB" in result["missing"]
     assert result["processes"]["eight"] > 0 and len(result["processes"]["memory KiB"]) == 8
     assert "--picture" not in options or picture.read_text().count("<svg") == 1
+
+
+def test_caches_are_compared(shm: Path) -> None:
+    told = shm / "caches.json"
+    paths = {"PYTHONPATH": str(Path(oneread.__file__).parent.parent)}
+    bench = Path(__file__).parent.parent / "bench" / "caches.py"
+    command = [sys.executable, str(bench), "--keys", "50", "--gets", "20", "--sets", "10", "--rounds", "2", "--json", str(told)]
+    run = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(told.read_text())["figures"]
+    for name in ("oneread.cache.Cache", "oneread.SharedDict"):
+        assert figures[name]["get"] > 0 and figures[name]["set"] > 0 and name in run.stdout

@@ -19,10 +19,13 @@ from dicts import begin, kill_server, outcome, said, shm, within
 
 import oneread
 from oneread import SharedDict, _keys
-from oneread.memo import canonical
+from oneread.memo import EARLY_THREAD, canonical
 from oneread.shared import OPENING
 
 __all__ = ["shm"]
+
+# As long as no test takes.
+LONG = 3_600
 
 COMPUTES = """
     import os, sys, time
@@ -619,3 +622,89 @@ def np_seconds() -> Any:
     from fractions import Fraction
 
     return Fraction(600)
+
+
+def test_results_are_computed_before_their_end(shm: Path) -> None:
+    begun: list[int] = []
+    may_end = threading.Event()
+    may_end.set()
+
+    with SharedDict("early") as shared:
+
+        @shared.memoize(name="slow", ttl=LONG, early=1e12)
+        def slow(n: int) -> int:
+            begun.append(n)
+            assert may_end.wait(60)
+            time.sleep(0.01)
+            return len(begun)
+
+        assert slow(1) == 1
+        # From now on somebody computes whenever it is asked for, and nobody waits for that.
+        may_end.clear()
+        assert slow(1) == 1
+        within(60, lambda: len(begun) == 2, "it is computed again")
+        # One computes it.
+        assert [slow(1) for _ in range(20)] == [1] * 20 and len(begun) == 2
+        counts = shared.stats()["memoize"]
+        assert (counts["early"], counts["computed"], counts["waited"]) == (1, 1, 0)
+        may_end.set()
+        within(60, lambda: slow(1) > 1, "the new one is there")
+
+        @shared.memoize(name="slow", ttl=LONG)
+        def late(n: int) -> str:
+            return "of its own"
+
+        assert late(1) == "of its own" and slow.forget(1)
+
+        @shared.memoize(name="never", ttl=LONG, early=1e-12)
+        def never(n: int) -> int:
+            begun.append(-1)
+            return n
+
+        assert [never(1) for _ in range(50)] == [1] * 50 and begun.count(-1) == 1
+        for thread in threading.enumerate():
+            if thread.name == EARLY_THREAD:
+                thread.join(60)
+
+
+def test_a_failure_before_the_end_changes_nothing(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    with SharedDict("fails") as shared:
+
+        @shared.memoize(name="fails", ttl=LONG, early=1e12)
+        def fails() -> int:
+            calls.append(1)
+            if len(calls) > 1:
+                raise ZeroDivisionError
+            time.sleep(0.01)
+            return 1
+
+        assert fails() == fails() == 1
+        within(60, lambda: "failed before its result's end" in caplog.text, "it is said")
+        assert fails() == 1
+
+        @shared.memoize(name="async", ttl=LONG, early=1e12)
+        async def coroutine() -> int:
+            calls.append(2)
+            await asyncio.sleep(0.01)
+            return calls.count(2)
+
+        async def ask() -> None:
+            assert await coroutine() == await coroutine() == 1
+            for _ in range(6_000):
+                if await coroutine() > 1:
+                    return
+                await asyncio.sleep(0.01)
+            raise AssertionError("it is computed again")
+
+        asyncio.run(ask())
+    for bad, why in ((0, "more than 0"), (float("inf"), "more than 0")):
+        with pytest.raises(ValueError, match=why):
+            oneread.memoize(ttl=1, early=bad)(plain)
+    with pytest.raises(ValueError, match="ttl="):
+        oneread.memoize(early=1)(plain)
+
+
+def plain() -> int:
+    return 1

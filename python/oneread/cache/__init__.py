@@ -5,6 +5,8 @@ docs/PYTHON.md says what is otherwise.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from oneread.cache.core import (
     DEFAULT_SETTINGS,
     ENOVAL,
@@ -29,6 +31,19 @@ from oneread.cache.recipes import (
     throttle,
 )
 
+if TYPE_CHECKING:
+    from oneread.cache.djangocache import DjangoCache
+
+
+def __getattr__(name: str) -> Any:
+    """`DjangoCache`, which needs Django, when it is asked for."""
+    if name == "DjangoCache":
+        from oneread.cache.djangocache import DjangoCache
+
+        return DjangoCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "DEFAULT_SETTINGS",
     "ENOVAL",
@@ -38,6 +53,7 @@ __all__ = [
     "BoundedSemaphore",
     "Cache",
     "Deque",
+    "DjangoCache",
     "Disk",
     "EmptyDirWarning",
     "FanoutCache",

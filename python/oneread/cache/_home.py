@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 from hashlib import blake2b
 from pathlib import Path
 
-from oneread import _place
 from oneread._errors import OnereadError, Timeout
 from oneread._native import Client
-
-# The least that a table takes.
-MEMORY_MIN = 8 << 20
-# How much of the memory that is free a cache takes at most, if nothing else is said.
-FREE_SHARE = 0.8
 
 
 def identity(directory: Path) -> str:
@@ -37,12 +30,6 @@ def identity(directory: Path) -> str:
         number = marker.read_text()
     place = os.fsencode(directory.resolve())
     return "cache-" + blake2b(place + number.encode(), digest_size=12).hexdigest()
-
-
-def memory_for(limit: int) -> int:
-    """The memory for a new cache: as much as it may have, and as there is."""
-    free = shutil.disk_usage(_place.folder()).free
-    return max(MEMORY_MIN, min(limit, int(FREE_SHARE * free)))
 
 
 def wait_for_snapshot(client: Client, within: float) -> None:

@@ -1,14 +1,7 @@
 """A cache in a directory, which all processes of this user share: :class:`Cache`.
 
-An entry in the table is the codec's bytes. One with an end, a tag or a place in an order has these before it::
-
-    E   the letter: the codec's bytes never begin so
-    8   when it ends, in seconds since 1970; 0: it does not
-    8   its place, where there is an order; 0: it has none
-    4   bytes of the tag's value
-        the tag, as `"plain"` has it, and the codec's bytes
-
-The table ends an entry a little later by itself. What ends when is for who reads.
+An entry with an end, a tag or a place in an order has these before its value (`oneread._entries`). The table ends an entry a
+little later by itself. What ends when is for who reads.
 """
 
 from __future__ import annotations
@@ -18,19 +11,17 @@ import io
 import logging
 import os
 import pickle
-import shutil
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oneread import _codecs, _keys, _place
-from oneread._errors import Invalid, KeyTooLong, OnereadError, SystemRefused, Timeout
+from oneread import _codecs, _entries, _keys, _place
+from oneread._errors import Invalid, KeyTooLong, OnereadError, Timeout
 from oneread.cache._calls import ENOVAL, UNKNOWN, args_to_key, full_name, sort_key
-from oneread.cache._home import identity, memory_for, wait_for_snapshot
-from oneread.shared import SharedDict, byte_count
+from oneread.cache._home import identity, wait_for_snapshot
+from oneread.shared import MEMORY, SharedDict, byte_count
 
 log = logging.getLogger("oneread")
 
@@ -51,9 +42,6 @@ EVICTION_POLICY: dict[str, str | None] = {
     "least-recently-used": "s3-fifo",
     "least-frequently-used": "s3-fifo",
 }
-# The head of an entry that is more than the codec's bytes.
-HEAD = struct.Struct("<cdQI")
-MARK = 0x45
 # The table ends an entry so many seconds after its time: until then it is counted, as diskcache counts it.
 SLACK = 1.0
 # The table takes no longer time to live. What lives longer does not end there.
@@ -107,7 +95,7 @@ class Entry(NamedTuple):
         return ENTRY_BYTES + len(self.placed) + len(self.stored)
 
     def has_ended(self, now: float) -> bool:
-        return self.expire is not None and self.expire < now
+        return self.expire is not None and self.expire <= now
 
 
 class Cache:
@@ -181,16 +169,15 @@ class Cache:
                 raise OSError(error.errno, f"no cache directory: {error.strerror}", self._directory) from None
             policy = self.eviction_policy
             limit = self._limit() if self._memory is None else byte_count(self._memory)
-            memory = memory_for(limit or 1 << 30) if self._memory is None else limit
+            sized: dict[str, Any] = {"memory": limit} if self._memory is not None else _place.memory_for(limit or MEMORY)
             made = {
-                "memory": memory,
+                **sized,
                 "evict": EVICTION_POLICY.get(policy, "s3-fifo"),
-                "lives": "for ever",
+                "lives": self._lives,
                 # Each process has its own codec; what another one wrote is a miss.
                 "codec": "plain",
-                "value_max": min(VALUE_MAX, memory // VALUE_SHARE),
+                "value_max": min(VALUE_MAX, _place.at_most(sized["memory"]) // VALUE_SHARE),
                 "directory": str(Path(self._directory).resolve()),
-                "idle": self._lives,
                 "snapshot_every": self._snapshot_every,
             }
             self._shared = SharedDict(identity(Path(self._directory)), _made=made)
@@ -226,22 +213,16 @@ class Cache:
 
     def _split(self, placed: bytes, before: bytes | None, stored: bytes) -> Entry:
         raw = stored if before is None else _keys.split(stored)[1]
-        if not raw or raw[0] != MARK:
-            return Entry(placed, before, stored, raw, None, b"", 0)
-        _, expire, order, tag_len = HEAD.unpack_from(raw)
-        end = HEAD.size + tag_len
-        return Entry(placed, before, stored, raw[end:], expire or None, raw[HEAD.size : end], order)
+        (expire, order, tag), payload = _entries.split(raw)
+        return Entry(placed, before, stored, payload, expire, tag, order)
 
     def _joined(
         self, before: bytes | None, payload: Any, expire: float | None, tag: bytes, order: int = 0
     ) -> bytes:
         raw: bytes = payload
         if expire is not None or tag or order or self._is_marked:
-            raw = HEAD.pack(b"E", expire or 0.0, order, len(tag)) + tag + payload
+            raw = _entries.joined(_entries.Head(expire, order, tag), payload)
         return raw if before is None else _keys.before(before, raw)
-
-    def _tag(self, tag: Any) -> bytes:
-        return b"" if tag is None else _codecs.plain_dumps(tag)
 
     def _seek(self, key: Any) -> tuple[bytes, bytes | None, Entry | None]:
         """What the table has for a key, if it has something."""
@@ -271,16 +252,7 @@ class Cache:
 
     def _write(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """A call that puts an entry."""
-        shared = self._open()
-        try:
-            return shared._ask(call, *args, **named)
-        except SystemRefused as error:
-            memory = shutil.disk_usage(_place.folder())
-            raise SystemRefused(
-                error.errno,
-                f"{_place.folder().parent} is full ({memory.total >> 20} MiB): give the container more (--shm-size), or "
-                f"the cache less (memory=): {error}",
-            ) from error
+        return self._open()._ask(call, *args, **named)
 
     def _put(self, placed: bytes, stored: bytes, ends: float | None) -> None:
         self._write(self._open().client.put, placed, stored, ttl=ends)
@@ -300,7 +272,7 @@ class Cache:
         retry: bool = False,
     ) -> bool:
         """Sets an entry, which ends after ``expire`` seconds. With ``read``, ``value`` is a file in binary mode."""
-        payload, tagged = self._payload(value, read), self._tag(tag)
+        payload, tagged = self._payload(value, read), _entries.tag_bytes(tag)
         at = None if expire is None else time.time() + expire
         if self._ordered:
             return self._set_in_order(key, payload, at, tagged, expire)
@@ -353,7 +325,7 @@ class Cache:
         retry: bool = False,
     ) -> bool:
         """Sets an entry if the key is absent. Whether it was. Of several processes, one sets it."""
-        payload, tagged = self._payload(value, read), self._tag(tag)
+        payload, tagged = self._payload(value, read), _entries.tag_bytes(tag)
         client = self._open().client
         while True:
             placed, before, there = self._seek(key)
@@ -446,7 +418,7 @@ class Cache:
             value = _file(value, self._directory)
         if not (expire_time or tag):
             return value
-        ends, tagged = (None, None) if entry is None else (entry.expire, self._tag_of(entry))
+        ends, tagged = (None, None) if entry is None else (entry.expire, _entries.tag_of(entry.tag))
         return _with(value, (ends, expire_time), (tagged, tag))
 
     def _looked(self, key: Any) -> tuple[Any, Entry | None]:
@@ -459,7 +431,7 @@ class Cache:
             return (ENOVAL if entry is None else self._value(entry, key)), entry
         if stored is None:
             return ENOVAL, None
-        if stored and stored[0] != MARK:
+        if stored and stored[0] != _entries.MARK:
             try:
                 return self._loads(stored), None
             except Exception:
@@ -467,9 +439,6 @@ class Cache:
                 pass
         entry = self._split(stored, None, stored)
         return (ENOVAL if entry.has_ended(time.time()) else self._value(entry, key)), entry
-
-    def _tag_of(self, entry: Entry) -> Any:
-        return _codecs.plain_loads(entry.tag) if entry.tag else None
 
     def __getitem__(self, key: Any) -> Any:
         value = self.get(key, ENOVAL)
@@ -502,7 +471,7 @@ class Cache:
             if entry is None or value is ENOVAL:
                 return _with(default, (None, expire_time), (None, tag))
             if self._swap(entry, None):
-                return _with(value, (entry.expire, expire_time), (self._tag_of(entry), tag))
+                return _with(value, (entry.expire, expire_time), (_entries.tag_of(entry.tag), tag))
 
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Removes an entry. Whether it was there."""
@@ -520,7 +489,7 @@ class Cache:
     def _alter(self, key: Any, make: Callable[[Any], Any], expire: float | None, tag: Any) -> None:
         """Gives a key the value that ``make`` makes of the one that is there, or of ``ENOVAL``: no other change comes
         between. ``make`` may be called again."""
-        tagged = self._tag(tag)
+        tagged = _entries.tag_bytes(tag)
         while True:
             entry = self._live(key)
             if entry is None:
@@ -565,7 +534,7 @@ class Cache:
         """Pushes a value to a side of a queue, and returns its key."""
         if side not in ("back", "front"):
             raise ValueError(f"side={side!r}: it is 'back' or 'front'")
-        payload, tagged = self._payload(value, read), self._tag(tag)
+        payload, tagged = self._payload(value, read), _entries.tag_bytes(tag)
         at = None if expire is None else time.time() + expire
         client = self._open().client
         while True:
@@ -625,7 +594,7 @@ class Cache:
         if found is None:
             return _with(default, (None, expire_time), (None, tag))
         key, value, entry = found
-        return _with((key, value), (entry.expire, expire_time), (self._tag_of(entry), tag))
+        return _with((key, value), (entry.expire, expire_time), (_entries.tag_of(entry.tag), tag))
 
     def pull(
         self,
@@ -686,7 +655,7 @@ class Cache:
             entry = self._live(key)
             value = ENOVAL if entry is None else self._value(entry, key)
             if entry is not None and value is not ENOVAL:
-                return _with((key, value), (entry.expire, expire_time), (self._tag_of(entry), tag))
+                return _with((key, value), (entry.expire, expire_time), (_entries.tag_of(entry.tag), tag))
         raise KeyError("the cache is empty")
 
     def __len__(self) -> int:
@@ -705,7 +674,7 @@ class Cache:
 
     def evict(self, tag: Any, retry: bool = False) -> int:
         """Removes what has this tag. Returns how many."""
-        tagged = self._tag(tag)
+        tagged = _entries.tag_bytes(tag)
         return self._remove_where(lambda entry: entry.tag == tagged)
 
     def cull(self, retry: bool = False) -> int:
@@ -776,10 +745,18 @@ class Cache:
         expire: float | None = None,
         tag: Any = None,
         ignore: Iterable[Any] = (),
+        early: float | None = None,
     ) -> Callable[[Callable[..., Any]], Any]:
-        """Keeps results of a function: ``@cache.memoize(expire=60)``."""
+        """Keeps results of a function: ``@cache.memoize(expire=60)``. With ``early``, a result is computed again before it
+        ends, as :func:`memoize_stampede` does; that is its ``beta``."""
         if callable(name):
             raise TypeError("memoize needs its brackets: @cache.memoize()")
+        if early is not None:
+            from oneread.cache.recipes import memoize_stampede
+
+            if expire is None:
+                raise ValueError("early= computes results before their end, and these have none; give expire=, too")
+            return memoize_stampede(self, expire, name, typed, tag, early, ignore)
 
         def decorate(function: Callable[..., Any]) -> Any:
             base = full_name(function) if name is None else name

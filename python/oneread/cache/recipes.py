@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,11 +11,11 @@ from typing import Any
 
 from oneread.cache._calls import ENOVAL, args_to_key, full_name
 from oneread.cache.core import Cache
+from oneread.memo import EARLY_THREAD as EARLY
+from oneread.memo import is_due
 
 # How long who waits for a lock sleeps between two looks.
 PAUSE = 0.001
-# The name of a thread that computes a result before it ends.
-EARLY = "oneread-early"
 
 
 class Averager:
@@ -223,9 +221,7 @@ def memoize_stampede(
     ignore: Iterable[Any] = (),
 ) -> Callable[[Callable[..., Any]], Any]:
     """Keeps results of a function for ``expire`` seconds. Before one ends, a call now and then computes it again in a
-    thread: the more likely, the nearer the end is and the longer it takes. A greater ``beta`` begins earlier. (Vattani,
-    Chierichetti, Lowenstein: Optimal Probabilistic Cache Stampede Prevention, VLDB 2015.)
-    """
+    thread: the more likely, the nearer the end is and the longer it takes. A greater ``beta`` begins earlier."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         base = (full_name(function) if name is None else name,)
@@ -243,9 +239,8 @@ def memoize_stampede(
             if found is ENOVAL:
                 return computed(key, args, kwargs)
             result, took = found
-            ahead = -took * beta * math.log(1.0 - random.random())
             # One computes it at a time.
-            if ends is not None and time.time() + ahead >= ends and cache.add((*key, "early"), None, expire=max(took, 0.001)):
+            if ends is not None and is_due(ends, took, beta) and cache.add((*key, "early"), None, expire=max(took, 0.001)):
                 threading.Thread(target=computed, args=(key, args, kwargs), name=EARLY, daemon=True).start()
             return result
 
