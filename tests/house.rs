@@ -180,7 +180,7 @@ fn first_paragraphs(text: &str) -> Vec<(usize, String)> {
 fn docs_begin_with_a_whole_sentence() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    ["", "kit", "lab", "cli", "prefix", "cluster", "python"]
+    ["", "kit", "lab", "cli", "prefix", "indexer", "cluster", "python"]
         .into_iter()
         .for_each(|package| files(&root.join(package).join("src"), &mut found));
     let (mut seen, mut wrong) = (0, Vec::new());
@@ -207,7 +207,7 @@ fn docs_begin_with_a_whole_sentence() {
 fn comments_say_what_they_are_about() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    for package in ["", "kit", "lab", "cli", "prefix", "cluster", "python"] {
+    for package in ["", "kit", "lab", "cli", "prefix", "indexer", "cluster", "python"] {
         for folder in ["src", "tests", "benches", "examples", "oneread", "bench"] {
             files_of(&root.join(package).join(folder), &["rs", "py"], &mut found);
         }
@@ -336,7 +336,7 @@ fn no_test_is_left_out() {
     let named = [words("computing"), words("waiting"), words("clusters")].concat();
     let named: Vec<&str> = named.into_iter().filter(|word| !word.starts_with('"')).collect();
     let mut programs = BTreeSet::new();
-    for package in ["", "cli", "prefix", "cluster", "kit", "lab"] {
+    for package in ["", "cli", "prefix", "indexer", "cluster", "kit", "lab"] {
         let package = root.join(package);
         // What cargo finds by itself: a file, or a folder with its `main.rs`.
         let tests =

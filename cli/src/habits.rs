@@ -31,8 +31,14 @@ const COMMANDS: [(&[&str], &str); 17] = [
 ];
 
 /// What only a build with a cargo feature has. Clap knows these names there, and asks nobody for advice.
-const FEATURES: [(&str, &str); 5] =
-    [("bench", "lab"), ("layouts", "lab"), ("plan", "lab"), ("man", "man"), ("--metrics", "metrics")];
+const FEATURES: [(&str, &str); 6] = [
+    ("bench", "lab"),
+    ("layouts", "lab"),
+    ("plan", "lab"),
+    ("man", "man"),
+    ("--metrics", "metrics"),
+    ("kv-indexer", "kv-indexer"),
+];
 
 /// The advice on what this build was made without.
 fn lacking(given: &str) -> Option<String> {
@@ -83,6 +89,7 @@ mod tests {
             let has_it = match feature {
                 "lab" => cfg!(feature = "lab"),
                 "man" => cfg!(feature = "man"),
+                "kv-indexer" => cfg!(feature = "kv-indexer"),
                 _ => cfg!(feature = "metrics"),
             };
             let words = match name.starts_with('-') {

@@ -12,6 +12,8 @@ mod dict_key;
 mod doctor;
 mod entries;
 mod habits;
+#[cfg(feature = "kv-indexer")]
+mod kv_indexer;
 #[cfg(feature = "man")]
 mod man;
 mod owner;
@@ -122,6 +124,8 @@ enum Command {
     #[cfg(feature = "lab")]
     #[command(flatten)]
     Lab(oneread_lab::Lab),
+    #[cfg(feature = "kv-indexer")]
+    KvIndexer(Box<kv_indexer::KvIndexer>),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -135,6 +139,8 @@ impl Command {
         Targets::new().with_default(match self {
             // A client that lives as long as one command reports a lost server as its error.
             Command::Serve(_) => LevelFilter::WARN,
+            #[cfg(feature = "kv-indexer")]
+            Command::KvIndexer(_) => LevelFilter::WARN,
             _ => LevelFilter::ERROR,
         })
     }
@@ -242,6 +248,8 @@ fn run_parsed(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Cluster(command) => command.run(),
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
+        #[cfg(feature = "kv-indexer")]
+        Command::KvIndexer(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Completions(command) => command.run(Cli::command()),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The packages, by the folder of their sources.
-const PACKAGES: [&str; 7] =
-    ["src", "kit/src", "lab/src", "cli/src", "prefix/src", "cluster/src", "python/src"];
+const PACKAGES: [&str; 8] =
+    ["src", "kit/src", "lab/src", "cli/src", "prefix/src", "indexer/src", "cluster/src", "python/src"];
 
 /// The most lines of a file without its tests.
 const LINES_MAX: usize = 900;

@@ -1,7 +1,8 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
 mod daemon;
-mod ending;
+// For other commands that serve something, too.
+pub mod ending;
 mod index;
 #[cfg(all(feature = "cluster", feature = "metrics"))]
 mod of_node;
@@ -10,7 +11,7 @@ mod refused;
 #[cfg(feature = "metrics")]
 mod scraped;
 pub mod serving;
-mod systemd;
+pub mod systemd;
 mod told;
 mod undo;
 mod watchdog;

@@ -155,22 +155,24 @@ fn the_unit_has_few_rights() {
     assert!(judged.status.success(), "{said}\n{}", String::from_utf8_lossy(&judged.stderr));
 }
 
-/// systemd knows each line of the unit.
+/// systemd knows each line of the units.
 #[test]
-fn the_unit_is_valid() {
-    let machine = Machine::new();
-    let unit = machine.path("oneread.service");
-    std::fs::write(&unit, read("dist/oneread.service").replace(INSTALLED, PROGRAM)).unwrap();
-    let verified = Command::new("systemd-analyze").args(["verify", "--man=no", &unit]).output();
-    let Ok(verified) = verified else {
-        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "no systemd-analyze here");
-        eprintln!("skipped: no systemd-analyze here (on Debian: apt-get install systemd)");
-        return;
-    };
-    // What it says of other units is about this machine.
-    let said = String::from_utf8_lossy(&verified.stderr);
-    let said: Vec<&str> = said.lines().filter(|line| line.contains("oneread.service")).collect();
-    assert!(verified.status.success() && said.is_empty(), "{said:#?}");
+fn the_units_are_valid() {
+    for name in ["oneread.service", "oneread-kv-indexer.service"] {
+        let machine = Machine::new();
+        let unit = machine.path(name);
+        std::fs::write(&unit, read(&format!("dist/{name}")).replace(INSTALLED, PROGRAM)).unwrap();
+        let verified = Command::new("systemd-analyze").args(["verify", "--man=no", &unit]).output();
+        let Ok(verified) = verified else {
+            assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "no systemd-analyze here");
+            eprintln!("skipped: no systemd-analyze here (on Debian: apt-get install systemd)");
+            return;
+        };
+        // What it says of other units is about this machine.
+        let said = String::from_utf8_lossy(&verified.stderr);
+        let said: Vec<&str> = said.lines().filter(|line| line.contains(name)).collect();
+        assert!(verified.status.success() && said.is_empty(), "{said:#?}");
+    }
 }
 
 /// The instructions of the Dockerfile: name and arguments.

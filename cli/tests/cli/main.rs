@@ -10,6 +10,8 @@ mod growth;
 mod indexes;
 #[path = "../../../cluster/tests/common/installed.rs"]
 mod installed;
+#[cfg(feature = "kv-indexer")]
+mod kv_indexer;
 #[cfg(feature = "lab")]
 mod lab;
 mod logs;

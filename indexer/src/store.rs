@@ -1,0 +1,402 @@
+//! The table: what is read and changed of it, for publishers and for queries.
+
+use crate::chain::Link;
+use crate::events::{EngineHash, Tier};
+use crate::worker::{
+    Holding, LINK, LinkEntry, Partition, Place, Progress, PublisherId, Worker, link_key, moved_link,
+};
+use oneread::error::{FeedError, GetError, MutateError};
+use oneread::{Client, ScanCursor, SwapOutcome};
+use oneread_prefix::{Digests, Holder, KEY_BYTES, PlacementIndex, PrefixError};
+use serde_json::{Value, json};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+const VERSION: &[u8] = b"#v";
+/// The longest entry of a worker: less than the longest value that each table of holders has.
+const WORKER_BYTES_MAX: usize = 1_200;
+/// Entries that a step of [`Store::sweep`] looks at.
+const SWEEP: usize = 4_096;
+
+/// Why the table did not answer, or did not change.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The index.
+    #[error(transparent)]
+    Index(#[from] PrefixError),
+    /// A lookup.
+    #[error(transparent)]
+    Get(#[from] GetError),
+    /// A change.
+    #[error(transparent)]
+    Change(Box<MutateError>),
+    /// A walk.
+    #[error(transparent)]
+    Scan(Box<FeedError>),
+    /// A worker is not registered any more, or is another incarnation by now: nothing is changed for this one.
+    #[error("the worker was unregistered, or another indexer has taken it over")]
+    Gone,
+    /// A worker does not fit an entry.
+    #[error("the worker's names and endpoints have {given} bytes together, and {max} fit; shorten them")]
+    Long {
+        /// Their bytes.
+        given: usize,
+        /// The most.
+        max: usize,
+    },
+}
+
+impl From<MutateError> for StoreError {
+    fn from(error: MutateError) -> StoreError {
+        StoreError::Change(Box::new(error))
+    }
+}
+
+impl From<FeedError> for StoreError {
+    fn from(error: FeedError) -> StoreError {
+        StoreError::Scan(Box::new(error))
+    }
+}
+
+/// Whether the table refused what it has no room for.
+pub fn is_full(error: &StoreError) -> bool {
+    match error {
+        StoreError::Index(PrefixError::Refused(_) | PrefixError::Holders { .. }) => true,
+        StoreError::Change(error) | StoreError::Index(PrefixError::Change(error)) => {
+            error.rejection().is_some()
+        }
+        StoreError::Index(_)
+        | StoreError::Get(_)
+        | StoreError::Scan(_)
+        | StoreError::Long { .. }
+        | StoreError::Gone => false,
+    }
+}
+
+/// A handle on the table. One thread uses it at a time; a clone is another one.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// Entries of this crate's own.
+    pub client: Client,
+    /// Blocks and holders.
+    pub index: PlacementIndex,
+}
+
+impl Store {
+    /// Over a table of holders with an entry for each block.
+    ///
+    /// # Errors
+    /// The table is another one.
+    pub fn new(client: Client) -> Result<Store, StoreError> {
+        let index = PlacementIndex::new(client.clone())?;
+        if index.is_grouped() {
+            return Err(PrefixError::Grouped.into());
+        }
+        Ok(Store { client, index })
+    }
+
+    /// Whether entries of the table make room for others, or have.
+    pub fn evicts(&mut self) -> bool {
+        let counts = self.client.evictions().ok().flatten().unwrap_or_default();
+        counts.records > 0 || counts.ahead + counts.at_put + counts.for_heap > 0
+    }
+
+    // ---- workers --------------------------------------------------------------------------------
+
+    /// All workers. A walk over the table.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn workers(&mut self) -> Result<Vec<Worker>, StoreError> {
+        let mut workers = Vec::new();
+        let mut scan = self.client.scan().prefix(b"#r").values(true);
+        while let Some(batch) = scan.next_batch()? {
+            workers.extend(batch.into_iter().filter_map(|entry| Worker::from_bytes(&entry.value?)));
+        }
+        Ok(workers)
+    }
+
+    /// Writes a worker, if the one before is as it was. Returns whether it was.
+    ///
+    /// # Errors
+    /// The table's; the worker's texts are too long.
+    pub fn swap_worker(
+        &mut self,
+        before: Option<&Worker>,
+        after: Option<&Worker>,
+    ) -> Result<bool, StoreError> {
+        let Some(one) = after.or(before) else { return Ok(true) };
+        let key = one.identity().key(b'r');
+        let (before, after) = (before.map(Worker::to_bytes), after.map(Worker::to_bytes));
+        let given = after.as_ref().map_or(0, Vec::len);
+        if given > WORKER_BYTES_MAX {
+            return Err(StoreError::Long { given, max: WORKER_BYTES_MAX });
+        }
+        let swapped = self.client.compare_exchange(&key, before.as_deref(), after.as_deref())?;
+        if swapped != SwapOutcome::Swapped {
+            return Ok(false);
+        }
+        self.client.add(VERSION, 1, Some(1))?;
+        Ok(true)
+    }
+
+    /// Refuses a worker that is not registered any more, or is another incarnation by now.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`]; the table's.
+    pub fn check(&mut self, worker: &Worker) -> Result<(), StoreError> {
+        let found = self.client.get(&worker.identity().key(b'r'))?;
+        let is_it =
+            found.as_deref().and_then(Worker::from_bytes).is_some_and(|found| found.id() == worker.id());
+        if is_it { Ok(()) } else { Err(StoreError::Gone) }
+    }
+
+    /// A number that is another one after each change of workers.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn version(&mut self) -> Result<Vec<u8>, StoreError> {
+        Ok(self.client.get(VERSION)?.unwrap_or_default())
+    }
+
+    /// How far a publisher's batches have been taken in.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn progress(&mut self, id: PublisherId) -> Result<Progress, StoreError> {
+        let found = self.client.get(&id.key(b'n'))?;
+        Ok(found.as_deref().and_then(Progress::from_bytes).unwrap_or_default())
+    }
+
+    /// Writes how far a publisher's batches have been taken in.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn put_progress(&mut self, id: PublisherId, progress: Progress) -> Result<(), StoreError> {
+        self.client.put(&id.key(b'n'), &progress.to_bytes())?;
+        Ok(())
+    }
+
+    /// Hides all blocks of a worker, in the places that `of` names. Returns how many places it had.
+    ///
+    /// # Errors
+    /// The table's. It may be repeated.
+    pub fn hide(&mut self, id: PublisherId, of: impl Fn(Place) -> bool) -> Result<usize, StoreError> {
+        let is_of = |name: &str| Holding::of(name).is_some_and(|it| it.id == id && of(it.place));
+        let all = self.index.holders()?;
+        let names: Vec<&str> = all.iter().map(|holder| holder.name()).filter(|name| is_of(name)).collect();
+        for name in &names {
+            self.index.drop_holder(name)?;
+        }
+        Ok(names.len())
+    }
+
+    /// Hides all blocks of workers that are none of these.
+    ///
+    /// # Errors
+    /// The table's. It may be repeated.
+    pub fn hide_others(&mut self, known: &HashSet<PublisherId>) -> Result<(), StoreError> {
+        for holder in self.index.holders()? {
+            if Holding::of(holder.name()).is_some_and(|it| !known.contains(&it.id)) {
+                self.index.drop_holder(holder.name())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether some worker has blocks elsewhere than in its device.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn has_tiers(&mut self) -> Result<bool, StoreError> {
+        let is_elsewhere = |it: Holding<'_>| it.place.tier != Tier::Gpu;
+        Ok(self.index.holders()?.iter().any(|holder| Holding::of(holder.name()).is_some_and(is_elsewhere)))
+    }
+
+    /// How many blocks publishers have.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn blocks(&mut self, ids: &[PublisherId]) -> Result<Vec<u64>, StoreError> {
+        let keys: Vec<[u8; 10]> = ids.iter().map(|id| id.key(b'n')).collect();
+        let blocks = |found: Result<Option<Vec<u8>>, _>| Progress::from_bytes(&found.ok()??);
+        let found = self.client.get_many(&keys)?.into_iter();
+        Ok(found.map(|found| blocks(found).unwrap_or_default().blocks).collect())
+    }
+
+    /// Forgets a publisher's numbers.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn forget(&mut self, id: PublisherId) -> Result<(), StoreError> {
+        self.client.remove(&id.key(b'n'))?;
+        Ok(())
+    }
+
+    // ---- links ----------------------------------------------------------------------------------
+
+    /// What is known of blocks, each by the engine's hash of it.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn links(
+        &mut self,
+        id: PublisherId,
+        place: Place,
+        group: u32,
+        hashes: &[EngineHash],
+    ) -> Result<Vec<Option<LinkEntry>>, StoreError> {
+        let keys: Vec<[u8; 15]> = hashes.iter().map(|hash| link_key(id, place, group, *hash)).collect();
+        let entry = |found: Result<Option<Vec<u8>>, _>| LinkEntry::from_bytes(&found.ok()??);
+        Ok(self.client.get_many(&keys)?.into_iter().map(entry).collect())
+    }
+
+    /// What blocks behind a block go on from, wherever the worker has it.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn parent(
+        &mut self,
+        id: PublisherId,
+        place: Place,
+        group: u32,
+        hash: EngineHash,
+    ) -> Result<Option<Link>, StoreError> {
+        let places = Tier::ALL.map(|tier| Place { tier, ..place });
+        let keys = places.map(|place| link_key(id, place, group, hash));
+        let found = self.client.get_many(&keys)?;
+        let mut found = found.into_iter().filter_map(|found| LinkEntry::from_bytes(&found.ok()??));
+        Ok(found.next().map(|entry| entry.link))
+    }
+
+    /// Copies all that a publisher has to another one, which has nothing before. Returns `false` if its blocks were hidden
+    /// meanwhile: then the copy is not to be used.
+    ///
+    /// # Errors
+    /// The table's. It may be repeated.
+    pub fn copy(&mut self, from: &Worker, to: &Worker, base: u64) -> Result<bool, StoreError> {
+        let (old, new) = (from.id(), to.id());
+        self.hide(new, |_| true)?;
+        self.forget(new)?;
+        let held = |store: &mut Store| -> Result<Vec<Holder>, StoreError> {
+            let all = store.index.holders()?.into_iter();
+            Ok(all.filter(|holder| Holding::of(holder.name()).is_some_and(|it| it.id == old)).collect())
+        };
+        let before = held(self)?;
+        let progress = self.progress(old)?;
+        let mut holders: BTreeMap<Place, Holder> = BTreeMap::new();
+        let mut cursor: Option<ScanCursor> = None;
+        loop {
+            let mut scan = self.client.scan().prefix(&[b'#', LINK]).values(true);
+            if let Some(cursor) = cursor.take() {
+                scan = scan.from(cursor);
+            }
+            let Some(batch) = scan.next_batch()? else { break };
+            cursor = Some(scan.cursor());
+            let mut blocks: BTreeMap<Place, Vec<[u8; 16]>> = BTreeMap::new();
+            let mut links = Vec::new();
+            for entry in batch {
+                if let Some(found) = entry.value.as_deref().and_then(LinkEntry::from_bytes)
+                    && found.id == old
+                    && let Some(key) = moved_link(&entry.key, old, new)
+                {
+                    blocks.entry(found.place).or_default().push(found.block_key(to.partition(), base));
+                    links.push((key, LinkEntry { id: new, ..found }.to_bytes()));
+                }
+            }
+            for (place, keys) in blocks {
+                let holder = match holders.entry(place) {
+                    Entry::Occupied(there) => there.into_mut(),
+                    Entry::Vacant(free) => free.insert(self.index.holder(&place.holder_name(to))?),
+                };
+                self.index.add(holder, &Digests::from(&keys[..]), 0)?;
+            }
+            for put in self.client.put_many(&links)? {
+                put.map_err(PrefixError::Refused)?;
+            }
+        }
+        self.put_progress(new, progress)?;
+        Ok(held(self)? == before)
+    }
+
+    /// Some blocks of a partition, and who has them. `None` behind the last ones. Each call goes on from the cursor.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn dump(
+        &mut self,
+        cursor: &mut Option<ScanCursor>,
+        partition: Partition,
+    ) -> Result<Option<Vec<Value>>, StoreError> {
+        let mut scan = self.client.scan();
+        if let Some(cursor) = cursor.take() {
+            scan = scan.from(cursor);
+        }
+        let Some(batch) = scan.next_batch()? else { return Ok(None) };
+        *cursor = Some(scan.cursor());
+        let hashes: Vec<u64> = batch
+            .iter()
+            .filter(|entry| entry.key.len() == KEY_BYTES)
+            .filter_map(|entry| partition.rolling_of(&entry.key))
+            .collect();
+        let keys: Vec<[u8; 16]> = hashes.iter().map(|hash| partition.key(*hash)).collect();
+        let mut workers = vec![Vec::new(); keys.len()];
+        self.index.holders_of(&Digests::from(&keys[..]), |block, holder| {
+            if let Some(Holding { place, instance, .. }) = Holding::of(holder.name()) {
+                workers[block].push(json!([instance, place.rank, place.tier.name()]));
+            }
+        })?;
+        let one = |(hash, workers): (&u64, Vec<Value>)| json!({ "seq_hash": hash, "workers": workers });
+        Ok(Some(hashes.iter().zip(workers).filter(|(_, workers)| !workers.is_empty()).map(one).collect()))
+    }
+
+    /// Takes links away of blocks that their workers have no more, in a step. Returns how many, and whether the walk has
+    /// come to its end.
+    ///
+    /// A link is written behind its block, and taken away behind it, so one without a block is nobody's. It is removed
+    /// only as it was seen: its block may come again meanwhile, and the link then has another stamp.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn sweep(
+        &mut self,
+        cursor: &mut Option<ScanCursor>,
+        workers: &HashMap<PublisherId, Worker>,
+        base: u64,
+    ) -> Result<(usize, bool), StoreError> {
+        let (mut seen, mut swept) = (0, 0);
+        while seen < SWEEP {
+            let mut scan = self.client.scan().prefix(&[b'#', LINK]).values(true);
+            if let Some(cursor) = cursor.take() {
+                scan = scan.from(cursor);
+            }
+            let Some(batch) = scan.next_batch()? else { return Ok((swept, true)) };
+            *cursor = Some(scan.cursor());
+            let entry = |entry: oneread::ScannedKey| {
+                let value = entry.value?;
+                Some((entry.key, LinkEntry::from_bytes(&value)?, value))
+            };
+            let entries: Vec<_> = batch.into_iter().filter_map(entry).collect();
+            seen += entries.len().max(1);
+            let key_of = |entry: &LinkEntry| {
+                let worker = workers.get(&entry.id)?;
+                Some(entry.block_key(worker.partition(), base))
+            };
+            // What nobody has registered is not looked for: its block may be another worker's, too.
+            let keys: Vec<[u8; 16]> =
+                entries.iter().map(|(_, entry, _)| key_of(entry).unwrap_or_default()).collect();
+            let mut is_held = vec![false; keys.len()];
+            self.index.holders_of(&Digests::from(&keys[..]), |block, holder| {
+                let (_, entry, _) = &entries[block];
+                let holding = Holding::of(holder.name());
+                is_held[block] |= holding.is_some_and(|it| it.id == entry.id && it.place == entry.place);
+            })?;
+            for ((key, _, value), is_held) in entries.iter().zip(is_held) {
+                if !is_held && self.client.remove_if(key, value)? == SwapOutcome::Swapped {
+                    swept += 1;
+                }
+            }
+        }
+        Ok((swept, false))
+    }
+}
