@@ -324,7 +324,7 @@ impl Publisher {
             }
         }
         let Some(why) = why else { return Ok(true) };
-        self.refused(store, place, &without, &StoreError::Index(PrefixError::Refused(why)))?;
+        self.refused(store, place, &without, &PrefixError::Refused(why).into())?;
         Ok(false)
     }
 
@@ -338,7 +338,9 @@ impl Publisher {
     ) -> Result<(), StoreError> {
         self.counts.refused.add(keys.len() as u64);
         tracing::warn!(worker = %self.worker.instance, blocks = keys.len(), "blocks are not indexed: {why}");
-        if let StoreError::Index(PrefixError::Holders { .. }) = why {
+        if let StoreError::Index(error) = why
+            && let PrefixError::Holders { .. } = **error
+        {
             return Ok(());
         }
         let digests = Digests::from(keys);

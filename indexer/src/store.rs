@@ -23,7 +23,7 @@ const SWEEP: usize = 4_096;
 pub enum StoreError {
     /// The index.
     #[error(transparent)]
-    Index(#[from] PrefixError),
+    Index(Box<PrefixError>),
     /// A lookup.
     #[error(transparent)]
     Get(#[from] GetError),
@@ -46,6 +46,12 @@ pub enum StoreError {
     },
 }
 
+impl From<PrefixError> for StoreError {
+    fn from(error: PrefixError) -> StoreError {
+        StoreError::Index(Box::new(error))
+    }
+}
+
 impl From<MutateError> for StoreError {
     fn from(error: MutateError) -> StoreError {
         StoreError::Change(Box::new(error))
@@ -61,15 +67,13 @@ impl From<FeedError> for StoreError {
 /// Whether the table refused what it has no room for.
 pub fn is_full(error: &StoreError) -> bool {
     match error {
-        StoreError::Index(PrefixError::Refused(_) | PrefixError::Holders { .. }) => true,
-        StoreError::Change(error) | StoreError::Index(PrefixError::Change(error)) => {
-            error.rejection().is_some()
-        }
-        StoreError::Index(_)
-        | StoreError::Get(_)
-        | StoreError::Scan(_)
-        | StoreError::Long { .. }
-        | StoreError::Gone => false,
+        StoreError::Index(error) => match &**error {
+            PrefixError::Refused(_) | PrefixError::Holders { .. } => true,
+            PrefixError::Change(error) => error.rejection().is_some(),
+            _ => false,
+        },
+        StoreError::Change(error) => error.rejection().is_some(),
+        StoreError::Get(_) | StoreError::Scan(_) | StoreError::Long { .. } | StoreError::Gone => false,
     }
 }
 

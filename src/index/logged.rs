@@ -106,7 +106,7 @@ impl Index {
     ///
     /// # Errors
     /// [`PutError`].
-    pub(crate) fn make_again(&self, record: LogRecord<'_>, of: &LoggedTable) -> Result<(), PutError> {
+    pub(crate) fn replay_record(&self, record: LogRecord<'_>, of: &LoggedTable) -> Result<(), PutError> {
         match record {
             LogRecord::Put { key, value, owner, expiry } => {
                 let end = Duration::from_nanos(u64::from(expiry) * TICK_NS + of.made_ns);

@@ -282,7 +282,7 @@ fn is_there_after_a_walk() -> bool {
     let next = table();
     next.restore_from(&Snapshot::open(&path).unwrap(), &mut |_, _| {}).unwrap();
     let log = LogOnDisk::on(Arc::new(disk), None).unwrap();
-    log.replay(saved.log.unwrap().from, |_, record, of| next.make_again(record, of).is_ok()).unwrap();
+    log.replay(saved.log.unwrap().from, |_, record, of| next.replay_record(record, of).is_ok()).unwrap();
     next.len() == 2
 }
 

@@ -75,7 +75,7 @@ impl LogStart {
         self.log.begin_at(from).map_err(|source| ServeError::Log { path: self.path.clone(), source })?;
         let mut failed = None;
         self.each(from, start, |number, record, of| {
-            index.make_again(record, of).map_err(|source| failed = Some((number, source))).is_ok()
+            index.replay_record(record, of).map_err(|source| failed = Some((number, source))).is_ok()
         })?;
         self.refused(failed)
     }
@@ -118,7 +118,7 @@ impl LogStart {
                 LogRecord::Put { key, .. } | LogRecord::Remove { key }
                     if kept(Rule::LogLast, || last.get(key) == Some(&number)) =>
                 {
-                    index.make_again(record, of)
+                    index.replay_record(record, of)
                 }
                 LogRecord::OwnerGone { owner } if owners.get(&owner) == Some(&number) => {
                     index.remove_owner(owner).map(drop)
