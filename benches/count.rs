@@ -13,7 +13,7 @@
 //! table's answer says which bound was met; a glance orders the entry before the counter; an update, and a put
 //! into a table that grows, go through the layers of the index; a long value lands in a sink; who copies a slot asks
 //! whether its key stands in it; puts and changes of a part know of lives; a client's GET asks whether it is over
-//! TCP; hinted hits, since all is compiled as one unit: then counts differ by 1 percent from folder to folder, and by up
+//! TCP; a change that cannot go on notes what it waits for; hinted hits, since all is compiled as one unit: then counts differ by 1 percent from folder to folder, and by up
 //! to 16 else. Each bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said.
 //! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The server's
 //! clock is set by hand, so each run does the same.
@@ -461,7 +461,7 @@ operation! {
 }
 operation! {
     put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [537, 1975, 690, 2050], grows: 724
+    [548, 1975, 712, 2050], grows: 724
 }
 operation! {
     put_without_room: without_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
@@ -469,15 +469,15 @@ operation! {
 }
 operation! {
     update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
-    [615, 2133, 676, 2115]
+    [630, 2133, 695, 2115]
 }
 operation! {
     part: present, |table| table.keys.iter().all(|key| set_bits(table, key));
-    [1706, 4482, 1766, 4462], grows: 1803
+    [1755, 4482, 1810, 4462], grows: 1850
 }
 operation! {
     remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
-    [1155, 2100, 1146, 1849]
+    [1192, 2100, 1180, 1849]
 }
 
 /// A change of a part: it reads the value, and rewrites the slot.
@@ -549,11 +549,11 @@ fn fill_growing(table: Box<Prepared>) -> Box<Prepared> {
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
-    config = at_most(550, OPERATIONS))]
+    config = at_most(584, OPERATIONS))]
 #[bench::farm_short(args = (full(setting("farm", 16, 32, false))),
-    config = at_most(748, OPERATIONS))]
+    config = at_most(774, OPERATIONS))]
 #[bench::cluster_short(args = (full(setting("cluster", 16, 32, false))),
-    config = at_most(632, OPERATIONS))]
+    config = at_most(662, OPERATIONS))]
 fn refused(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| matches!(table.put(key), Err(PutError::Full { .. }))));
     table

@@ -127,7 +127,7 @@ def no_memory(error: OnereadError, is_limited: bool) -> OnereadError:
     if about.free > min(about.total // 4, NEARLY_FULL) and not is_limited:
         return error
     text = (
-        f"{memory()} is full ({about.total >> 20} MiB): give the container more (--shm-size), or the table less (memory=): "
+        f"{memory()} is full ({about.total >> 20} MiB): give the container more (`docker run --shm-size`), or the table less (memory=): "
         f"{error}"
     )
     told = type(error)(text)
