@@ -284,6 +284,8 @@ kind!(ServeError, error => match error {
 
 kind!(LogError, error => match error {
     LogError::Os { source, .. } => of_io(source),
+    LogError::Locked { .. } => Busy,
+    LogError::File(error) => error.kind(),
     LogError::Version { .. } | LogError::Kind { .. } => Incompatible,
     LogError::Damaged { .. } | LogError::Hole { .. } => Corrupt,
     LogError::OtherLog { .. } | LogError::OtherSnapshot { .. } | LogError::OtherTable | LogError::OtherBoot => Invalid,

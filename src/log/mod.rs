@@ -24,6 +24,7 @@ mod tests;
 use crate::base::random;
 use crate::base::sync::lock_std;
 use crate::faults::{Rule, all_broken, break_all, broken};
+use crate::files::LockFile;
 use crate::snapshot::LogPosition;
 use disk::{Disk, DiskFile, Folder};
 pub(crate) use frame::LogRecord;
@@ -37,6 +38,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// A server that stops may have the lock for a moment.
+const LOCK_WITHIN: Duration = Duration::from_millis(100);
 /// A file is followed by another one when it has this many bytes.
 const FILE_BYTES: u64 = 64 << 20;
 /// A log that is longer, and longer than twice its snapshot, is long: a snapshot makes it shorter.
@@ -122,6 +125,8 @@ pub(crate) struct LogOnDisk {
     found: FoundLog,
     /// The number of the first record, if there are no files.
     next: u64,
+    /// Held until the log is dropped: it is one server's.
+    lock: Option<LockFile>,
 }
 
 impl LogOnDisk {
@@ -130,12 +135,16 @@ impl LogOnDisk {
     /// # Errors
     /// [`LogError`].
     pub fn look(path: &Path, cut_at: Option<u64>) -> Result<LogOnDisk, LogError> {
-        LogOnDisk::on(Arc::new(folder(path)?), cut_at)
+        let folder = folder(path)?;
+        let at = path.join("log");
+        let lock = LockFile::take(&at, LOCK_WITHIN)?.ok_or(LogError::Locked { path: path.into() })?;
+        let log = LogOnDisk::on(Arc::new(folder), cut_at)?;
+        Ok(LogOnDisk { lock: Some(lock), ..log })
     }
 
     fn on(disk: Arc<dyn Disk>, cut_at: Option<u64>) -> Result<LogOnDisk, LogError> {
         let found = read::look(&*disk, cut_at)?;
-        Ok(LogOnDisk { disk, found, next: 1 })
+        Ok(LogOnDisk { disk, found, next: 1, lock: None })
     }
 
     /// Whether there is no log yet.
@@ -258,7 +267,7 @@ impl LogOnDisk {
             .name("oneread-log".into())
             .spawn(run)
             .map_err(failed("starting a thread for", "a log"))?;
-        Ok(Log { shared, thread: Some(thread) })
+        Ok(Log { shared, thread: Some(thread), _lock: self.lock })
     }
 }
 
@@ -267,6 +276,7 @@ impl LogOnDisk {
 pub(crate) struct Log {
     shared: Arc<LogShared>,
     thread: Option<JoinHandle<()>>,
+    _lock: Option<LockFile>,
 }
 
 #[derive(Debug)]
@@ -460,25 +470,19 @@ impl Log {
             state.long.bytes = LONG_BYTES.max(2 * snapshot_bytes);
             state.long.is_told = false;
         }
-        loop {
-            let file = {
-                let mut state = lock_std(&self.shared.state);
-                match state.files.pop_front() {
-                    Some(file) if file.end <= number => {
-                        state.bytes -= file.bytes;
-                        file
-                    }
-                    Some(file) => {
-                        state.files.push_front(file);
-                        return Ok(());
-                    }
-                    None => return Ok(()),
-                }
-            };
+        let first = || {
+            let state = lock_std(&self.shared.state);
+            state.files.front().filter(|file| file.end <= number).cloned()
+        };
+        while let Some(file) = first() {
             self.shared.disk.remove(&file.name)?;
             // In order: a hole would look like a loss.
             self.shared.disk.sync_names()?;
+            let mut state = lock_std(&self.shared.state);
+            state.bytes -= file.bytes;
+            state.files.pop_front();
         }
+        Ok(())
     }
 
     pub fn status(&self) -> LogStatus {

@@ -9,7 +9,9 @@ use super::frame::{
     FILE_HEAD_BYTES, FileHead, HeadError, LogRecord, LoggedTable, RECORD_HEAD_BYTES, read_record,
 };
 use crate::faults::{Rule, broken};
+use crate::files::FileError;
 use std::io;
+use std::path::PathBuf;
 
 /// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,15 @@ pub enum LogError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// Another server has the log.
+    #[error("another server has the log in {}; stop it, or name another folder", path.display())]
+    Locked {
+        /// The log's folder.
+        path: PathBuf,
+    },
+    /// The lock of the log cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file is of a later version.
     #[error(
         "{name} is a log of version {version}, and this program reads version 1; start the version that wrote it"

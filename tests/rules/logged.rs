@@ -3,6 +3,7 @@
 //! A copy is what a killed server leaves. What a power cut leaves besides is for the log's own tests (`src/log/tests.rs`).
 
 use oneread::embedded::Index;
+use oneread::error::LogError;
 use oneread::layout::Life;
 use oneread::{
     Address, Config, Evict, Fsync, LogConfig, PartChange, PutMode, PutOptions, ServeError, Server,
@@ -201,6 +202,27 @@ fn a_log_goes_on_from_its_own() {
     assert_eq!(next.index().len(), 2);
     next.stop();
     server.stop();
+}
+
+/// A log is one server's at a time.
+#[test]
+fn a_log_has_one_server() {
+    let [size, _] = sizes();
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = Server::start(config(dir.path(), size)).unwrap();
+    // Its snapshots are elsewhere.
+    let log = LogConfig::new(dir.path().join("log"));
+    let second = config(other.path(), size).log(log).snapshots(Snapshots::new(other.path().join("snapshot")));
+    let refused = Server::start(second.clone()).unwrap_err();
+    let is_locked =
+        matches!(&refused, ServeError::Log { source, .. } if matches!(source, LogError::Locked { .. }));
+    assert!(is_locked, "{refused:?}");
+    first.index().put(&key(1), b"value", PutMode::Upsert).unwrap();
+    first.stop();
+    std::fs::rename(dir.path().join("log/snapshot"), other.path().join("snapshot")).unwrap();
+    let second = Server::start(second).unwrap();
+    assert_eq!(second.index().len(), 1);
+    second.stop();
 }
 
 /// A table that evicts comes back with what it had, or more: what was evicted may come back.
