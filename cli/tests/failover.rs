@@ -26,16 +26,19 @@ fn failovers_lose_nothing() {
     let found: Value = serde_json::from_slice(&out.stdout).unwrap();
     let keys: BTreeSet<&str> = found.as_object().unwrap().keys().map(String::as_str).collect();
     let times = [
+        "get_copying_us_p99",
         "get_gap_ms_max",
         "get_gap_ms_p999",
         "get_us_p50",
+        "get_us_p99",
         "handover_ms_max",
+        "keys_copied_per_s",
         "put_many_64_us_p50",
         "put_us_p50",
         "table_get_us_p50",
         "unavailable_ms_max",
     ];
-    let counts = ["acknowledged", "failed_gets", "kills", "lost", "moves", "nodes", "stale", "stops"];
+    let counts = ["acknowledged", "failed_gets", "keys_copied", "kills", "lost", "moves", "nodes", "stale", "stops"];
     assert_eq!(keys, times.into_iter().chain(counts).collect(), "{found}");
     for name in times {
         assert!(found[name].as_f64().unwrap() > 0.0, "{name}: {found}");
@@ -43,6 +46,8 @@ fn failovers_lose_nothing() {
     let count = |name: &str| found[name].as_u64().unwrap();
     assert_eq!(["nodes", "kills", "stops", "moves"].map(count), [3, 1, 1, 8], "{found}");
     assert_eq!(["lost", "stale"].map(count), [0, 0], "{found}");
+    // A node has copies of some shards, and not of all.
+    assert!((1..16_384).contains(&count("keys_copied")), "{found}");
     // Each key was put once before anything was killed.
     assert!(count("acknowledged") > 16_384, "{found}");
     // A dead primary is missed for a TTL, less the time since its last beat.
