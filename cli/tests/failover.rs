@@ -38,7 +38,8 @@ fn failovers_lose_nothing() {
         "table_get_us_p50",
         "unavailable_ms_max",
     ];
-    let counts = ["acknowledged", "failed_gets", "keys_copied", "kills", "lost", "moves", "nodes", "stale", "stops"];
+    let counts =
+        ["acknowledged", "failed_gets", "keys_copied", "kills", "lost", "moves", "nodes", "stale", "stops"];
     assert_eq!(keys, times.into_iter().chain(counts).collect(), "{found}");
     for name in times {
         assert!(found[name].as_f64().unwrap() > 0.0, "{name}: {found}");
