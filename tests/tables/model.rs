@@ -476,5 +476,8 @@ fn slow_puts_are_traced() {
         (0..1000).find(is_full).expect("a full table");
     });
     let log = std::fs::read_to_string(log.path()).unwrap();
-    assert!(log.contains("a slow put") && log.contains("Full") && log.contains("took="), "{log:?}");
+    assert!(
+        log.contains("a change that waited") && log.contains("Full") && log.contains("waited="),
+        "{log:?}"
+    );
 }

@@ -17,7 +17,7 @@ impl Serve {
     /// Takes the last steps of a start.
     pub fn get_ready(&self, watched: &Watched, ready: Ready<'_>) -> Result<()> {
         let log = match self.detached {
-            true => Some(daemon::log_file(&self.at.address(), self.log.as_deref())?),
+            true => Some(daemon::log_file(&self.at.address(), self.log_file.as_deref())?),
             false => None,
         };
         #[cfg(feature = "metrics")]

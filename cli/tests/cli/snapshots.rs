@@ -65,7 +65,7 @@ fn snapshots_are_made_and_restored() {
     for arguments in [&["restore", &bad][..], &["restore", &bad, "--check"]] {
         let out = expect(empty.run(arguments), 1);
         assert!(
-            stderr(&out).contains("damaged at byte 160") && stderr(&out).contains("--damaged"),
+            stderr(&out).contains("damaged at byte 176") && stderr(&out).contains("--damaged"),
             "{out:?}"
         );
     }
@@ -74,7 +74,7 @@ fn snapshots_are_made_and_restored() {
     assert!(stderr(&out).contains("left out"), "{out:?}");
     let unused = path("unused");
     let out = expect(run(&["serve", "--anonymous", "--at", &unused, "--restore", &bad]), 1);
-    assert!(stderr(&out).contains("damaged at byte 160"), "{out:?}");
+    assert!(stderr(&out).contains("damaged at byte 176"), "{out:?}");
     // A table with keys of its own is not replaced.
     let out = expect(run(&["serve", "--at", &unused, "--region", &region, "--restore", &copy]), 1);
     assert!(stderr(&out).contains("`oneread restore`"), "{out:?}");
