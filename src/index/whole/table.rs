@@ -183,11 +183,13 @@ impl Table {
     /// Does what is pending for long values. If there is nothing, sleeps until this time, but a millisecond at most:
     /// extents may have to move first.
     fn sleep_for_memory(&self, due_ns: u64) {
-        if self.extents().is_some_and(|extents| extents.tidy(self)) {
-            return;
-        }
+        /// Between two steps of that: there may always be another one, and the wait is to end.
+        const STEP_NS: u64 = 10_000;
+        let has_done = self.extents().is_some_and(|extents| extents.tidy(self));
         let now_ns = self.clock().now_ns();
-        self.clock().sleep_until(due_ns.clamp(now_ns + 1_000, now_ns + 1_000_000));
+        let until_ns =
+            if has_done { now_ns + STEP_NS } else { due_ns.clamp(now_ns + 1_000, now_ns + 1_000_000) };
+        self.clock().sleep_until(until_ns);
     }
 
     /// To be called between a wait and the next try.
