@@ -169,7 +169,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     given = parser.parse_args()
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="oneread-bench-") as folder:
+    # The cache's server may be writing its snapshot yet.
+    with tempfile.TemporaryDirectory(prefix="oneread-bench-", ignore_cleanup_errors=True) as folder:
         contenders: list[Contender] = []
         try:
             for nth, kind in enumerate(ALL):
