@@ -25,7 +25,13 @@ impl Growth {
     pub fn sleep(&self, wait: ChangeWait) {
         match wait {
             ChangeWait::Readers { due_ns } => self.grace.clock().sleep_until(due_ns),
-            ChangeWait::Thread => std::thread::sleep(NAP),
+            ChangeWait::Thread => {
+                // In a model it is the other thread's turn.
+                #[cfg(loom)]
+                loom::thread::yield_now();
+                #[cfg(not(loom))]
+                std::thread::sleep(NAP);
+            }
             ChangeWait::Maker => drop(lock(&self.making)),
             ChangeWait::Memory { .. } => {}
         }
