@@ -78,7 +78,7 @@ impl Seams for LogSeams {
             LeftCause::Expired | LeftCause::Evicted | LeftCause::OwnerGone => change.what == Changed::Left,
         };
         match logged {
-            Ok(logged) if leaves_by_itself || !self.log.must_wait(logged) => Decision::Now,
+            Ok(_) if leaves_by_itself || !self.log.must_wait() => Decision::Now,
             logged => Decision::After(Box::new(OnDisk { log: self.log.clone(), logged })),
         }
     }

@@ -35,7 +35,7 @@ impl Index {
         &self,
         place: &'p SnapshotPath,
     ) -> Result<SnapshotWriter<'p>, SaveError> {
-        whole::begin(self.table(), self.lives().map(|lives| lives.made()), place)
+        whole::begin(self.table(), self.made(), place)
     }
 
     /// Continues [`Index::save_at`], with a writer that has begun.

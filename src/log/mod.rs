@@ -11,7 +11,7 @@
 //! * `disk` is where the files are.
 //! * `read` finds what a log has, and shows it.
 //! * [`Log`] takes records, and says when they are on the disk.
-//! * `index/seams/` has changes wait for it; `server/durable.rs` begins with it.
+//! * `index/seams/` has changes wait for it; `server/replay.rs` begins with it.
 
 mod disk;
 mod frame;
@@ -229,9 +229,7 @@ impl LogOnDisk {
         // A last file without a record has the name that the next one needs.
         if let Some(last) = self.found.files.pop_if(|last| last.first == last.end) {
             self.disk.remove(&last.name).map_err(failed("removing", &last.name))?;
-            self.found.files.push(last);
         }
-        self.found.files.retain(|file| file.first < file.end);
         let writer = Writer::new(self.disk.clone(), self.found.id, next, table)
             .map_err(failed("making", &name_of(next)))?;
         let files: VecDeque<LogFile> = self.found.files.into();
@@ -295,9 +293,9 @@ struct LogShared {
 struct LogState {
     /// The number of the next record.
     next: u64,
-    /// WholeRecords that the thread has not taken.
+    /// Records that the thread has not taken.
     buffer: Vec<u8>,
-    /// WholeRecords whose changes are not visible yet (Y3).
+    /// Records whose changes are not visible yet (Y3).
     in_flight: BTreeSet<u64>,
     /// Their numbers by what they are about: there is one at a time for each (L10).
     by_subject: HashMap<Subject, u64>,
@@ -379,15 +377,11 @@ impl Log {
     }
 
     /// Whether a change must wait before it is made (Y1): for the disk, or for room in the buffer.
-    pub fn must_wait(&self, logged: Logged) -> bool {
+    pub fn must_wait(&self) -> bool {
         match self.shared.fsync {
-            Fsync::Always => !self.is_durable(logged) && !broken(Rule::LogFirst),
+            Fsync::Always => !broken(Rule::LogFirst),
             Fsync::EverySecond | Fsync::Never => lock_std(&self.shared.state).buffer.len() >= BUFFER_BYTES,
         }
-    }
-
-    fn is_durable(&self, Logged(number): Logged) -> bool {
-        lock_std(&self.shared.state).durable > number
     }
 
     /// Waits until a record is on the disk, or, where changes do not wait for that, until it was written.
@@ -430,7 +424,7 @@ impl Log {
     /// [`LogFailed`]: the owner stays.
     pub fn owner_goes(&self, owner: u16) -> Result<(), LogFailed> {
         let logged = self.take_of(Subject::Owner(owner), LogRecord::OwnerGone { owner })?;
-        if self.must_wait(logged) { self.wait(logged) } else { Ok(()) }
+        if self.must_wait() { self.wait(logged) } else { Ok(()) }
     }
 
     /// The owner's entries are hidden (Y3).
@@ -556,7 +550,7 @@ impl LogShared {
 
     fn write_all(&self, writer: &mut Writer) -> io::Result<()> {
         const SYNC_EVERY: Duration = Duration::from_secs(1);
-        // WholeRecords that were written, and are not synced, since then.
+        // Records that were written, and are not synced, since then.
         let mut since: Option<Instant> = None;
         let mut records = Vec::new();
         loop {

@@ -75,7 +75,7 @@ fn cut_at_random(seed: u64, fails: bool) -> Result<(), String> {
                         put(&log, log.status().next)
                     };
                     let Ok(logged) = logged else { return };
-                    if !log.must_wait(logged) || log.wait(logged).is_ok() {
+                    if !log.must_wait() || log.wait(logged).is_ok() {
                         acknowledged.fetch_max(logged.0 + 1, Ordering::SeqCst);
                     }
                 }

@@ -54,16 +54,12 @@ impl LogStart {
         let from = match position {
             None if is_new || records.start == 1 => 1,
             None => return Err(self.failed(other("there is no snapshot"))),
-            Some(None) if is_new => {
+            // A first log, or a folder whose files were lost: the snapshot has all that it can say.
+            Some(_) if is_new => {
                 self.needs_snapshot = true;
                 1
             }
             Some(None) => return Err(self.failed(other("the snapshot is of a table without a log"))),
-            // A folder whose files were lost: the snapshot has all that it can say.
-            Some(Some(_)) if is_new => {
-                self.needs_snapshot = true;
-                1
-            }
             Some(Some(LogPosition { id, .. })) if id != self.log.id() => {
                 return Err(self.failed(other("the snapshot is of another log")));
             }
@@ -72,7 +68,8 @@ impl LogStart {
             }
             Some(Some(LogPosition { from, .. })) => from,
         };
-        self.log.begin_at(from).map_err(|source| ServeError::Log { path: self.path.clone(), source })?;
+        let begun = self.log.begin_at(from);
+        begun.map_err(|source| self.failed(source))?;
         let mut failed = None;
         self.each(from, start, |number, record, of| {
             index.replay_record(record, of).map_err(|source| failed = Some((number, source))).is_ok()

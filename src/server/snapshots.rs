@@ -4,7 +4,7 @@
 
 use crate::base::setters::setters;
 use crate::base::sync::lock_std;
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, disobey};
 use crate::index::Index;
 use crate::snapshot::{SaveError, Saved, SnapshotPath, since_1970};
 use crate::wire::SnapshotStatus;
@@ -213,9 +213,7 @@ impl Saver {
             state.begun
         };
         self.progress_ppm.store(0, Ordering::Relaxed);
-        if broken(Rule::LogForget) {
-            index.forget_log();
-        }
+        disobey(Rule::LogForget, || index.forget_log());
         let saved = index.save_at(&self.place, &mut |done, total| {
             self.progress_ppm.store(done.saturating_mul(1_000_000) / total.max(1), Ordering::Relaxed);
             !is_ending()
