@@ -239,7 +239,7 @@ impl LogOnDisk {
             buffer: Vec::new(),
             in_flight: BTreeSet::new(),
             by_subject: HashMap::default(),
-            long: Long { bytes: LONG_BYTES, tell: None, is_told: false },
+            long: Long { bytes: LONG_BYTES, tell: None },
             durable: next,
             written: next,
             failed: None,
@@ -332,7 +332,6 @@ enum Subject {
 struct Long {
     bytes: u64,
     tell: Option<Box<dyn Fn() + Send>>,
-    is_told: bool,
 }
 
 impl std::fmt::Debug for Long {
@@ -440,8 +439,7 @@ impl Log {
     /// Has `tell` called by the log's thread whenever the files have become long: longer than twice the last snapshot,
     /// and than [`LONG_BYTES`].
     pub fn when_longer(&self, tell: impl Fn() + Send + 'static) {
-        lock_std(&self.shared.state).long =
-            Long { bytes: LONG_BYTES, tell: Some(Box::new(tell)), is_told: false };
+        lock_std(&self.shared.state).long = Long { bytes: LONG_BYTES, tell: Some(Box::new(tell)) };
     }
 
     /// All records below this one are visible in the table: a walk that begins now shows them, or newer ones (Y3).
@@ -462,7 +460,6 @@ impl Log {
         {
             let mut state = lock_std(&self.shared.state);
             state.long.bytes = LONG_BYTES.max(2 * snapshot_bytes);
-            state.long.is_told = false;
         }
         let first = || {
             let state = lock_std(&self.shared.state);
@@ -604,7 +601,9 @@ impl LogShared {
                 state.syncs += 1;
             }
             let is_over = state.is_ending && state.buffer.is_empty();
-            if state.bytes > state.long.bytes && !std::mem::replace(&mut state.long.is_told, true) {
+            if state.bytes > state.long.bytes {
+                // A snapshot that fails is asked for again later.
+                state.long.bytes = state.bytes + LONG_BYTES;
                 // Under the lock: it only notes that a snapshot is wanted.
                 state.long.tell.as_ref().inspect(|tell| tell());
             }

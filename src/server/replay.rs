@@ -70,11 +70,7 @@ impl LogStart {
         };
         let begun = self.log.begin_at(from);
         begun.map_err(|source| self.failed(source))?;
-        let mut failed = None;
-        self.each(from, start, |number, record, of| {
-            index.replay_record(record, of).map_err(|source| failed = Some((number, source))).is_ok()
-        })?;
-        self.refused(failed)
+        self.each(from, start, |_, record, of| index.replay_record(record, of))
     }
 
     /// Makes changes again that may not have been made in a table that is taken over, whose clients may read it: for each
@@ -107,32 +103,27 @@ impl LogStart {
                 LogRecord::Remove { key } => drop(last.insert(key.to_vec(), number)),
                 LogRecord::OwnerGone { owner } => drop(owners.insert(owner, number)),
             }
-            true
+            Ok(())
         })?;
-        let mut failed = None;
-        self.each(from, start, |number, record, of| {
-            let made = match record {
-                LogRecord::Put { key, .. } | LogRecord::Remove { key }
-                    if kept(Rule::LogLast, || last.get(key) == Some(&number)) =>
-                {
-                    index.replay_record(record, of)
-                }
-                LogRecord::OwnerGone { owner } if owners.get(&owner) == Some(&number) => {
-                    index.remove_owner(owner).map(drop)
-                }
-                _ => Ok(()),
-            };
-            made.map_err(|source| failed = Some((number, source))).is_ok()
-        })?;
-        self.refused(failed)
+        self.each(from, start, |number, record, of| match record {
+            LogRecord::Put { key, .. } | LogRecord::Remove { key }
+                if kept(Rule::LogLast, || last.get(key) == Some(&number)) =>
+            {
+                index.replay_record(record, of)
+            }
+            LogRecord::OwnerGone { owner } if owners.get(&owner) == Some(&number) => {
+                index.remove_owner(owner).map(drop)
+            }
+            _ => Ok(()),
+        })
     }
 
-    /// Shows all records from this one on.
+    /// Shows all records from this one on, until one is refused.
     fn each(
         &mut self,
         from: u64,
         start: &Start,
-        mut show: impl FnMut(u64, LogRecord<'_>, &LoggedTable) -> bool,
+        mut show: impl FnMut(u64, LogRecord<'_>, &LoggedTable) -> Result<(), PutError>,
     ) -> Result<(), ServeError> {
         /// Records between two looks whether the start goes on.
         const LOOK_EVERY: u64 = 1_024;
@@ -140,7 +131,7 @@ impl LogStart {
         if records.is_empty() {
             return Ok(());
         }
-        let (log, mut bytes) = (&self.log, 0);
+        let (log, mut bytes, mut refused) = (&self.log, 0, None);
         let total = log.bytes_from(from);
         let shown = start.step(StartStep::Replay, total, |done| {
             log.replay(from, |number, record, of| {
@@ -151,18 +142,16 @@ impl LogStart {
                         return false;
                     }
                 }
-                show(number, record, of)
+                show(number, record, of).map_err(|source| refused = Some((number, source))).is_ok()
             })
         });
         shown.map_err(|source| self.failed(source))?;
         self.replayed = records.end - records.start;
-        if start.is_cancelled() { Err(ServeError::Cancelled) } else { Ok(()) }
-    }
-
-    fn refused(&self, failed: Option<(u64, PutError)>) -> Result<(), ServeError> {
-        let failed =
-            failed.map(|(number, source)| ServeError::Replay { path: self.path.clone(), number, source });
-        failed.map_or(Ok(()), Err)
+        match refused {
+            Some((number, source)) => Err(ServeError::Replay { path: self.path.clone(), number, source }),
+            None if start.is_cancelled() => Err(ServeError::Cancelled),
+            None => Ok(()),
+        }
     }
 
     /// The table, whose changes the log has from now on.
