@@ -51,6 +51,11 @@ pub mod peer {
 }
 
 #[doc(hidden)]
+pub mod conversations {
+    pub use crate::base::conversations::*;
+}
+
+#[doc(hidden)]
 pub mod proof {
     pub use crate::wire::proof::*;
 }

@@ -13,11 +13,11 @@
 //! Why no framework: what a request costs here are lookups, which block, and each has a thread then anyway. `hyper` and
 //! what it needs are some twenty crates, and wants a runtime; `httparse` is one, which `serve --metrics` has already.
 
-use oneread::internals::peer::gives_way;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use oneread::internals::conversations::{Conversation, Conversations, left, write_by};
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most connections.
@@ -137,7 +137,7 @@ pub struct Listener {
 pub struct Serving {
     address: SocketAddr,
     is_stopped: Arc<AtomicBool>,
-    connections: Connections,
+    connections: Conversations,
 }
 
 impl Listener {
@@ -161,7 +161,8 @@ impl Listener {
     /// # Errors
     /// The system has no thread for it.
     pub fn serve(self, handler: Arc<dyn Handler>) -> io::Result<Serving> {
-        let (is_stopped, connections) = (Arc::new(AtomicBool::new(false)), Connections::default());
+        let (is_stopped, connections) =
+            (Arc::new(AtomicBool::new(false)), Conversations::new(CONNECTIONS_MAX));
         let serving = Serving {
             address: self.address,
             is_stopped: is_stopped.clone(),
@@ -179,6 +180,7 @@ impl Listener {
                 if is_stopped.load(Ordering::Relaxed) {
                     break;
                 }
+                let _ = stream.set_nodelay(true);
                 let Some(one) = connections.begin(stream, peer.ip().to_canonical()) else { continue };
                 let (handler, bodies) = (handler.clone(), bodies.clone());
                 // Without a thread the connection ends.
@@ -199,99 +201,31 @@ impl Serving {
         self.is_stopped.store(true, Ordering::Relaxed);
         // Wakes who waits for the next connection.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
-        for one in &self.connections.lock().all {
-            let _ = one.stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-struct Connections(Arc<Mutex<All>>);
-
-#[derive(Debug, Default)]
-struct All {
-    all: Vec<One>,
-    next: u64,
-}
-
-#[derive(Debug)]
-struct One {
-    number: u64,
-    host: IpAddr,
-    since: Instant,
-    stream: Arc<TcpStream>,
-    /// Whether it waits for its client.
-    waits: bool,
-}
-
-/// A connection. It ends when this is dropped.
-#[derive(Debug)]
-struct Connection {
-    of: Connections,
-    number: u64,
-    stream: Arc<TcpStream>,
-}
-
-impl Connections {
-    fn lock(&self) -> MutexGuard<'_, All> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins a connection. For one too many, another gives way. `None`: all are at work.
-    fn begin(&self, stream: TcpStream, host: IpAddr) -> Option<Connection> {
-        let mut all = self.lock();
-        if all.all.len() >= CONNECTIONS_MAX {
-            let waiting = all.all.iter().filter(|it| it.waits);
-            let gone = gives_way(waiting.map(|it| (it.number, it.host, it.since)))?;
-            all.all.extract_if(.., |it| it.number == gone).for_each(|it| {
-                let _ = it.stream.shutdown(Shutdown::Both);
-            });
-        }
-        let _ = stream.set_nodelay(true);
-        let (number, stream) = (all.next, Arc::new(stream));
-        all.next += 1;
-        all.all.push(One { number, host, since: Instant::now(), stream: stream.clone(), waits: true });
-        Some(Connection { of: self.clone(), number, stream })
-    }
-}
-
-impl Connection {
-    /// Whether it waits for its client from now on.
-    fn waits(&self, waits: bool) {
-        if let Some(one) = self.of.lock().all.iter_mut().find(|it| it.number == self.number) {
-            (one.waits, one.since) = (waits, Instant::now());
-        }
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.of.lock().all.retain(|it| it.number != self.number);
+        self.connections.hang_up();
     }
 }
 
 /// Answers the requests of a connection, until it ends.
-fn converse(one: &Connection, handler: &dyn Handler, bodies: &AtomicUsize) -> io::Result<()> {
-    let mut reading = Reading { stream: &one.stream, buffer: Vec::new(), used: 0 };
+fn converse(one: &Conversation, handler: &dyn Handler, bodies: &AtomicUsize) -> io::Result<()> {
+    let mut reading = Reading { stream: one.stream(), buffer: Vec::new(), used: 0 };
     loop {
         let head = match reading.head()? {
             HeadRead::Whole(head) => head,
-            HeadRead::Refused(status, why) => return refuse(&one.stream, status, why),
+            HeadRead::Refused(status, why) => return refuse(one.stream(), status, why),
             HeadRead::End => return Ok(()),
         };
         let until = Instant::now() + REQUEST;
         let mut taken = Taken { of: bodies, bytes: 0 };
         let body = match reading.body(&head, &mut taken, until)? {
             Ok(body) => body,
-            Err((status, why)) => return refuse(&one.stream, status, why),
+            Err((status, why)) => return refuse(one.stream(), status, why),
         };
         let is_last = head.is_last;
         let request = Request { body, ..head.request };
-        one.waits(false);
-        let answer = handler.answer(&request);
-        one.waits(true);
+        let answer = one.work(|| handler.answer(&request))?;
+        one.waits_anew()?;
         drop((request, taken));
-        say(&one.stream, answer, is_last)?;
+        say(one.stream(), answer, is_last)?;
         if is_last {
             return Ok(());
         }
@@ -350,12 +284,6 @@ struct Reading<'a> {
     stream: &'a TcpStream,
     buffer: Vec<u8>,
     used: usize,
-}
-
-/// How long it is until then.
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 impl Reading<'_> {
@@ -421,7 +349,7 @@ impl Reading<'_> {
         }
         if head.is_asked {
             let continues: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-            write(self.stream, continues, Instant::now() + ANSWER)?;
+            write_by(self.stream, continues, Instant::now() + ANSWER)?;
         }
         let mut body = Vec::new();
         if let Some(length) = head.length {
@@ -561,20 +489,6 @@ fn understood(bytes: &[u8]) -> Understood {
 
 // ---- writing ----------------------------------------------------------------------------------------
 
-/// Writes all of some bytes.
-fn write(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.set_write_timeout(Some(left(until)?))?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
     let Answer { status, content_type, body } = answer;
     let ends = if is_last { "Connection: close\r\n" } else { "" };
@@ -583,10 +497,10 @@ fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
         Body::Whole(body) => {
             let mut bytes = format!("{head}Content-Length: {}\r\n\r\n", body.len()).into_bytes();
             bytes.extend(body);
-            write(stream, &bytes, Instant::now() + ANSWER)
+            write_by(stream, &bytes, Instant::now() + ANSWER)
         }
         Body::Parts(parts) => {
-            write(
+            write_by(
                 stream,
                 format!("{head}Transfer-Encoding: chunked\r\n\r\n").as_bytes(),
                 Instant::now() + ANSWER,
@@ -597,12 +511,12 @@ fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
                     let mut chunk = format!("{:x}\r\n", bytes.len()).into_bytes();
                     chunk.extend(bytes);
                     chunk.extend(b"\r\n");
-                    write(stream, &chunk, Instant::now() + ANSWER)
+                    write_by(stream, &chunk, Instant::now() + ANSWER)
                 }
             };
             // Where it breaks off, the last chunk is missing, so a client sees that.
             parts(&mut part)?;
-            write(stream, b"0\r\n\r\n", Instant::now() + ANSWER)
+            write_by(stream, b"0\r\n\r\n", Instant::now() + ANSWER)
         }
     }
 }
@@ -610,6 +524,8 @@ fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::net::{IpAddr, Shutdown};
 
     /// Says what it was asked.
     struct Echo;
@@ -709,26 +625,38 @@ mod tests {
         assert_eq!(bodies.load(Ordering::Relaxed), 0);
     }
 
+    /// Does something while all of these are at work.
+    fn at_work(all: &[&Conversation], then: &mut dyn FnMut()) {
+        match all.split_first() {
+            Some((one, rest)) => one.work(|| at_work(rest, then)).unwrap(),
+            None => then(),
+        }
+    }
+
     /// For one connection too many, one that waits gives way, and it is hung up on.
     #[test]
     fn a_connection_gives_way() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let pair = || (TcpStream::connect(at).unwrap(), listener.accept().unwrap().0);
-        let (connections, host) = (Connections::default(), IpAddr::from([127, 0, 0, 1]));
+        let (connections, host) = (Conversations::new(CONNECTIONS_MAX), IpAddr::from([127, 0, 0, 1]));
         let mut all = Vec::new();
         for _ in 0..CONNECTIONS_MAX {
             let (client, stream) = pair();
             all.push((client, connections.begin(stream, host).unwrap()));
         }
-        all[0].1.waits(false);
         let (_client, stream) = pair();
-        let newest = connections.begin(stream, host).unwrap();
+        let newest = all[0].1.work(|| connections.begin(stream, host).unwrap()).unwrap();
         all[1].0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert_eq!(all[1].0.read(&mut [0]).unwrap(), 0, "the oldest that waits is hung up on");
-        assert_eq!(connections.lock().all.len(), CONNECTIONS_MAX);
-        newest.waits(false);
-        all[2..].iter().for_each(|(_, one)| one.waits(false));
-        assert!(connections.begin(pair().1, host).is_none(), "all are at work");
+        assert_eq!(connections.count(), CONNECTIONS_MAX);
+        let others: Vec<&Conversation> = all
+            .iter()
+            .enumerate()
+            .filter(|(nth, _)| *nth != 1)
+            .map(|(_, (_, one))| one)
+            .chain([&newest])
+            .collect();
+        at_work(&others, &mut || assert!(connections.begin(pair().1, host).is_none(), "all are at work"));
     }
 }

@@ -1,6 +1,7 @@
 //! What every room stands on, and what knows none of them: locks and atomics, clocks, processes, random numbers, units.
 
 pub(crate) mod clock;
+pub(crate) mod conversations;
 pub(crate) mod cores;
 pub(crate) mod observe;
 pub(crate) mod peer;

@@ -9,11 +9,11 @@ use super::serving::Serving;
 use super::serving::Watched;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use oneread::Server;
-use oneread::internals::peer::gives_way;
+use oneread::internals::conversations::{Conversation, Conversations, left, write_by};
 use oneread_kit::show;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Why metrics cannot be served.
@@ -79,7 +79,7 @@ impl Listener {
         let exporter = Arc::new(Exporter::new(scraped));
         let named = || std::thread::Builder::new().name("oneread-metrics".into());
         let answer = move || {
-            let under_way = UnderWay::default();
+            let under_way = Conversations::new(AT_ONCE);
             loop {
                 let Ok((stream, peer)) = self.listener.accept() else {
                     // No file descriptor is left, say.
@@ -98,85 +98,6 @@ impl Listener {
             }
         };
         named().spawn(answer).map(drop)
-    }
-}
-
-/// The scrapes under way.
-#[derive(Clone, Debug, Default)]
-struct UnderWay(Arc<Mutex<Scrapes>>);
-
-#[derive(Debug, Default)]
-struct Scrapes {
-    all: Vec<ScrapeState>,
-    /// The number of the next one.
-    next: u64,
-}
-
-#[derive(Debug)]
-struct ScrapeState {
-    number: u64,
-    host: IpAddr,
-    since: Instant,
-    stream: Arc<TcpStream>,
-    /// Whether it waits for its client, who has not asked yet, or does not take the answer.
-    waits: bool,
-}
-
-/// A scrape. It ends when this is dropped.
-#[derive(Debug)]
-struct Scrape {
-    of: UnderWay,
-    number: u64,
-    stream: Arc<TcpStream>,
-}
-
-impl UnderWay {
-    /// Begins a scrape. For one too many, another gives way. `None`: all are at work.
-    fn begin(&self, stream: TcpStream, host: IpAddr) -> Option<Scrape> {
-        let mut scrapes = self.lock();
-        if scrapes.all.len() >= AT_ONCE {
-            let waiting = scrapes.all.iter().filter(|it| it.waits);
-            let gone = gives_way(waiting.map(|it| (it.number, it.host, it.since)))?;
-            scrapes.all.extract_if(.., |it| it.number == gone).for_each(|it| {
-                // Its thread reads and writes nothing more, and ends.
-                let _ = it.stream.shutdown(Shutdown::Both);
-            });
-        }
-        let (number, stream) = (scrapes.next, Arc::new(stream));
-        scrapes.next += 1;
-        let state = ScrapeState { number, host, since: Instant::now(), stream: stream.clone(), waits: true };
-        scrapes.all.push(state);
-        Some(Scrape { of: self.clone(), number, stream })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Scrapes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Scrape {
-    /// Does some work that its client need not be waited for. So no more are at work than there may be.
-    ///
-    /// # Errors
-    /// It has given way to another.
-    fn work<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
-        let wait = |waits| match self.of.lock().all.iter_mut().find(|it| it.number == self.number) {
-            Some(state) => {
-                state.waits = waits;
-                Ok(())
-            }
-            None => Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
-        };
-        wait(false)?;
-        let done = work();
-        wait(true)?;
-        Ok(done)
-    }
-}
-
-impl Drop for Scrape {
-    fn drop(&mut self) {
-        self.of.lock().all.retain(|it| it.number != self.number);
     }
 }
 
@@ -248,8 +169,8 @@ impl<S: Scraped> Exporter<S> {
     }
 
     /// Answers one request, and hangs up.
-    fn converse(&self, one: &Scrape) -> io::Result<()> {
-        let (status, body) = match asked(&one.stream, Instant::now() + PATIENCE)? {
+    fn converse(&self, one: &Conversation) -> io::Result<()> {
+        let (status, body) = match asked(one.stream(), Instant::now() + PATIENCE)? {
             Asked::Metrics => match one.work(|| self.scrape())? {
                 Some(text) => ("200 OK", text),
                 None => ("503 Service Unavailable", "the server stops\n".into()),
@@ -262,7 +183,7 @@ impl<S: Scraped> Exporter<S> {
         let head = format!(
             "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
         );
-        say(&one.stream, (head + &body).as_bytes(), Instant::now() + PATIENCE)
+        write_by(one.stream(), (head + &body).as_bytes(), Instant::now() + PATIENCE)
     }
 }
 
@@ -275,28 +196,6 @@ enum Asked {
     /// Another method than GET.
     Method,
     Garbage,
-}
-
-/// How long it is until then.
-///
-/// # Errors
-/// It is over.
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-/// Writes all of an answer.
-fn say(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.set_write_timeout(Some(left(until)?))?;
-        let written = stream.write(bytes)?;
-        if written == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        bytes = &bytes[written..];
-    }
-    Ok(())
 }
 
 /// Reads a request's head.
@@ -334,6 +233,7 @@ fn understood(head: &[u8]) -> Option<Asked> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::IpAddr;
 
     /// A request is understood when its head is whole, and no sooner.
     #[test]
@@ -361,7 +261,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let pair = || (TcpStream::connect(at).unwrap(), listener.accept().unwrap().0);
-        let (under_way, host) = (UnderWay::default(), IpAddr::from([127, 0, 0, 1]));
+        let (under_way, host) = (Conversations::new(AT_ONCE), IpAddr::from([127, 0, 0, 1]));
         let begin = || {
             let (client, stream) = pair();
             (client, under_way.begin(stream, host))
@@ -388,7 +288,7 @@ mod tests {
         });
         assert!(late.unwrap());
         drop((all, tenth, newest));
-        assert!(under_way.lock().all.is_empty());
+        assert!(under_way.count() == 0);
     }
 
     /// Who takes an answer byte by byte, or not at all, is waited for no longer than for the whole of it.
@@ -398,9 +298,13 @@ mod tests {
         let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         let more_than_buffers = vec![0; 64 << 20];
-        let late = say(&stream, &more_than_buffers, Instant::now() + Duration::from_millis(50)).unwrap_err();
+        let late =
+            write_by(&stream, &more_than_buffers, Instant::now() + Duration::from_millis(50)).unwrap_err();
         assert!(matches!(late.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{late}");
-        assert!(say(&stream, b"", Instant::now()).is_ok() && say(&stream, b"a", Instant::now()).is_err());
+        assert!(
+            write_by(&stream, b"", Instant::now()).is_ok()
+                && write_by(&stream, b"a", Instant::now()).is_err()
+        );
         assert!(asked(&stream, Instant::now() + Duration::from_millis(10)).is_err());
     }
 
