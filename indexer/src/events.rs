@@ -10,7 +10,7 @@
 //! Hashes are numbers of 64 bits, signed or not, or bytes. An event that cannot be read is told from one that needs
 //! nothing done: what it removed is not known.
 
-use crate::msgpack::{Item, Reader, Unreadable, small, text};
+use crate::msgpack::{Container, Item, Reader, Unreadable, small, text};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// What an engine calls a block: it stands for all those before it, too. Only the engine's own are compared.
@@ -159,7 +159,7 @@ pub enum Ignored {
     /// Blocks were stored, in a form that is not known.
     Form,
     /// Layers that do not keep a prompt's whole prefix.
-    Group,
+    Container,
 }
 
 /// The events of one batch.
@@ -178,8 +178,8 @@ pub struct Batch {
 pub fn read(bytes: &[u8]) -> Result<Batch, Unreadable> {
     let mut reader = Reader::new(bytes);
     let (mut events, mut rank) = (None, None);
-    match reader.item()? {
-        Item::List(fields) => {
+    match reader.item()?.container().ok_or(Unreadable)? {
+        Container::List(fields) => {
             for field in 0..fields {
                 let mut value = Reader::new(reader.whole()?);
                 match field {
@@ -189,7 +189,7 @@ pub fn read(bytes: &[u8]) -> Result<Batch, Unreadable> {
                 }
             }
         }
-        Item::Map(pairs) => {
+        Container::Map(pairs) => {
             for _ in 0..pairs {
                 let name = text(reader.item()?).ok_or(Unreadable)?;
                 let mut value = Reader::new(reader.whole()?);
@@ -200,14 +200,6 @@ pub fn read(bytes: &[u8]) -> Result<Batch, Unreadable> {
                 }
             }
         }
-        Item::Nil
-        | Item::Bool(_)
-        | Item::Unsigned(_)
-        | Item::Negative(_)
-        | Item::Float(_)
-        | Item::Text(_)
-        | Item::Bytes(_)
-        | Item::Other => return Err(Unreadable),
     }
     let events = events.ok_or(Unreadable)?;
     if reader.is_empty() { Ok(Batch { rank, events }) } else { Err(Unreadable) }
@@ -321,9 +313,9 @@ fn fields_of(bytes: &[u8]) -> Result<(Option<Kind>, Fields), Failed> {
     let mut fields = Fields::default();
     let mut tag = None;
     let failed = |_| Failed { kind: None };
-    match reader.item().map_err(failed)? {
-        Item::List(0) => Err(Failed { kind: None }),
-        Item::List(count) => {
+    match reader.item().map_err(failed)?.container() {
+        None | Some(Container::List(0)) => Err(Failed { kind: None }),
+        Some(Container::List(count)) => {
             let name = reader.item().ok().and_then(text).ok_or(Failed { kind: None })?;
             let Some(kind) = Kind::of(name) else { return Ok((None, fields)) };
             for field in kind.fields().iter().take(count - 1) {
@@ -332,7 +324,7 @@ fn fields_of(bytes: &[u8]) -> Result<(Option<Kind>, Fields), Failed> {
             }
             Ok((Some(kind), fields))
         }
-        Item::Map(pairs) => {
+        Some(Container::Map(pairs)) => {
             let mut unread = false;
             for _ in 0..pairs {
                 let name = reader.item().ok().and_then(text).ok_or(Failed { kind: None })?;
@@ -346,14 +338,6 @@ fn fields_of(bytes: &[u8]) -> Result<(Option<Kind>, Fields), Failed> {
             let kind = Kind::of(tag.ok_or(Failed { kind: None })?);
             if unread && kind.is_some() { Err(Failed { kind }) } else { Ok((kind, fields)) }
         }
-        Item::Nil
-        | Item::Bool(_)
-        | Item::Unsigned(_)
-        | Item::Negative(_)
-        | Item::Float(_)
-        | Item::Text(_)
-        | Item::Bytes(_)
-        | Item::Other => Err(Failed { kind: None }),
     }
 }
 
@@ -401,9 +385,9 @@ impl Fields {
         let full = ["full_attention", "mla_attention", "mla", "full"];
         match (&self.spec, self.group) {
             (Some(spec), _) if !full.iter().any(|name| spec.eq_ignore_ascii_case(name)) => {
-                return Event::Ignored(Ignored::Group);
+                return Event::Ignored(Ignored::Container);
             }
-            (None, Some(1..)) => return Event::Ignored(Ignored::Group),
+            (None, Some(1..)) => return Event::Ignored(Ignored::Container),
             (Some(_), _) | (None, None | Some(0)) => {}
         }
         let lora = self.lora();
@@ -674,7 +658,7 @@ mod tests {
             (list(vec![Value::text("BlockStored"), Value::text("a")]), Event::Ignored(Ignored::Form)),
             (list(vec![Value::text("BlockStored"), numbers(&[1])]), Event::Ignored(Ignored::Form)),
             (pairs, Event::Ignored(Ignored::Form)),
-            (sliding, Event::Ignored(Ignored::Group)),
+            (sliding, Event::Ignored(Ignored::Container)),
             (list(vec![Value::text("BlockRemoved"), Value::text("a")]), Event::Unreadable),
             (list(vec![Value::text("BlockRemoved")]), Event::Unreadable),
             (list(vec![]), Event::Unreadable),

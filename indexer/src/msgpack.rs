@@ -34,6 +34,33 @@ pub enum Item<'a> {
     Other,
 }
 
+/// What items are in: they come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Container {
+    /// A list of so many items.
+    List(usize),
+    /// A map of so many pairs.
+    Map(usize),
+}
+
+impl Item<'_> {
+    /// The list or the map, if it is one.
+    pub fn container(self) -> Option<Container> {
+        match self {
+            Item::List(items) => Some(Container::List(items)),
+            Item::Map(pairs) => Some(Container::Map(pairs)),
+            Item::Nil
+            | Item::Bool(_)
+            | Item::Unsigned(_)
+            | Item::Negative(_)
+            | Item::Float(_)
+            | Item::Text(_)
+            | Item::Bytes(_)
+            | Item::Other => None,
+        }
+    }
+}
+
 /// The rest of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
@@ -142,17 +169,10 @@ impl<'a> Reader<'a> {
         let mut left = 1_usize;
         while left > 0 {
             left -= 1;
-            left += match self.item()? {
-                Item::List(items) => items,
-                Item::Map(pairs) => pairs.checked_mul(2).ok_or(Unreadable)?,
-                Item::Nil
-                | Item::Bool(_)
-                | Item::Unsigned(_)
-                | Item::Negative(_)
-                | Item::Float(_)
-                | Item::Text(_)
-                | Item::Bytes(_)
-                | Item::Other => 0,
+            left += match self.item()?.container() {
+                Some(Container::List(items)) => items,
+                Some(Container::Map(pairs)) => pairs.checked_mul(2).ok_or(Unreadable)?,
+                None => 0,
             };
         }
         Ok(&before[..before.len() - self.rest.len()])
