@@ -525,6 +525,21 @@ pub(crate) fn break_all(faults: Faults) {
     let _ = faults;
 }
 
+/// While the rule is broken, some execution of a model shows it.
+///
+/// Loom's threads run on this one, so a broken rule is broken for all of them. (It is mended here, because
+/// loom does not unwind the others when one panics.)
+#[cfg(all(loom, test, feature = "faults"))]
+pub(crate) fn must_be_caught(rule: Rule, preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    println!("{rule:?} broken:");
+    let _broken = Broken::rule(rule);
+    let ended = catch_unwind(AssertUnwindSafe(|| crate::base::sync::model(preemptions, test)));
+    let panic = ended.expect_err("not caught");
+    // A stack that is too small is another kind of panic.
+    assert!(panic.is::<String>() || panic.is::<&str>(), "{rule:?}: nothing asserted has failed");
+}
+
 /// How many more stores into region files this process makes before it is killed.
 #[cfg(feature = "faults")]
 static STORES_LEFT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(u64::MAX);

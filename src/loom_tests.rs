@@ -26,7 +26,6 @@ use crate::region::Region;
 use crate::sim::Pace;
 use crate::sim::Recorder;
 use crate::sim::{KeyNumber, key};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -499,18 +498,7 @@ fn loom_bell() {
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
-    use crate::faults::{Broken, Rule};
-
-    /// Loom's threads run on this one, so a broken rule is broken for all of them. (It is mended here, because
-    /// loom does not unwind the others when one panics.)
-    fn must_be_caught(rule: Rule, preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
-        println!("{rule:?} broken:");
-        let _broken = Broken::rule(rule);
-        let ended = catch_unwind(AssertUnwindSafe(|| model(preemptions, test)));
-        let panic = ended.expect_err("not caught");
-        // A stack that is too small is another kind of panic.
-        assert!(panic.is::<String>() || panic.is::<&str>(), "{rule:?}: nothing asserted has failed");
-    }
+    use crate::faults::{Rule, must_be_caught};
 
     #[test]
     fn loom_slot_rules() {

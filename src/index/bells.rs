@@ -80,3 +80,15 @@ impl Bells {
         was_asleep
     }
 }
+
+/// A waker of a model: whether it rang.
+#[cfg(all(test, loom))]
+#[derive(Default)]
+pub(super) struct Rung(pub std::sync::atomic::AtomicBool);
+
+#[cfg(all(test, loom))]
+impl std::task::Wake for Rung {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+}
