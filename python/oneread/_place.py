@@ -65,8 +65,8 @@ spec.loader.exec_module(sys.modules["oneread"])
 from oneread import _keeper
 _keeper.main(sys.argv[2], sys.argv[3])
 """
-# The least that a table takes.
-MEMORY_MIN = 8 << 20
+# The least that a table is allowed: it begins with room for two of the longest values, which take 4 MiB each, and their heads.
+MEMORY_MIN = 16 << 20
 # How much of the memory that is free a table takes at most, if nothing else is said.
 FREE_SHARE = 0.8
 # The system may refuse memory while so much is free at most.
@@ -92,7 +92,12 @@ def folder() -> Path:
 
 def users_folder() -> Path:
     """This user's folder for dicts that others may open."""
-    return own_folder(f"oneread-{os.geteuid()}.users", 0o711)
+    return own_folder(users_name(os.geteuid()), 0o711)
+
+
+def users_name(uid: int) -> str:
+    """What a user's folder for dicts that others may open is called."""
+    return f"oneread-{uid}.users"
 
 
 def own_folder(name: str, mode: int) -> Path:
@@ -158,7 +163,7 @@ def uid_of(user: int | str) -> int:
 def found(name: str, users: list[int] | None) -> Place:
     """The place of a dict of this user's: of several users', if that is asked for, or if it is there."""
     own = Place(name)
-    if users is None and not (memory() / f"oneread-{os.geteuid()}.users" / f"{name}.dict.json").exists():
+    if users is None and not (memory() / users_name(os.geteuid()) / f"{name}.dict.json").exists():
         return own
     if users is not None and own.about() is not None:
         raise Incompatible(f"the shared dict {name!r} is there, and is this user's alone; delete it, or choose another name")
@@ -168,7 +173,7 @@ def found(name: str, users: list[int] | None) -> Place:
 def of_other(name: str, user: int | str) -> tuple[Place, int, dict[str, Any]]:
     """The dict of another user: its place, that user's number, and what it was made as."""
     uid = uid_of(user)
-    path = memory() / f"oneread-{uid}.users"
+    path = memory() / users_name(uid)
     try:
         check_own(path, path.lstat(), uid)
     except FileNotFoundError:
@@ -199,23 +204,36 @@ def kept(directory: str | Path | None) -> dict[str, Any] | None:
     """What the dict was made as whose snapshots are in this directory."""
     if directory is None:
         return None
-    try:
-        about = json.loads((Path(directory) / KEPT).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+    about = told_in(Path(directory) / KEPT)
     # It may have been moved here, or copied.
-    return {**about, "directory": str(directory)} if isinstance(about, dict) else None
+    return None if about is None else {**about, "directory": str(directory)}
 
 
 def keep(directory: str, about: dict[str, Any]) -> None:
     path = Path(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path / f"{KEPT}.partial"
-        partial.write_text(json.dumps(about))
-        partial.replace(path / KEPT)
+        tell_in(path / KEPT, about)
     except OSError as error:
         raise OSError(error.errno, f"no directory for snapshots: {error.strerror}", directory) from None
+
+
+def told_in(path: Path) -> dict[str, Any] | None:
+    """What a file says that a dict was made as; ``None`` if there is none."""
+    try:
+        about = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return about if isinstance(about, dict) else None
+
+
+def tell_in(path: Path, about: dict[str, Any], mode: int | None = None) -> None:
+    """Writes such a file, which is there whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(about))
+    if mode is not None:
+        partial.chmod(mode)
+    partial.replace(path)
 
 
 class Place:
@@ -263,18 +281,11 @@ class Place:
 
     def about(self) -> dict[str, Any] | None:
         """What the dict was made as; ``None`` if there is none."""
-        try:
-            about = json.loads(self.beside("json").read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        return about if isinstance(about, dict) else None
+        return told_in(self.beside("json"))
 
     def remember(self, about: dict[str, Any]) -> None:
-        partial = self.beside("json.partial")
-        partial.write_text(json.dumps(about))
         # The folder says who finds it.
-        partial.chmod(0o644)
-        partial.replace(self.beside("json"))
+        tell_in(self.beside("json"), about, 0o644)
 
     def forget(self) -> None:
         """Removes what is left of it. No server is there, and none is started meanwhile."""

@@ -201,6 +201,13 @@ IN_LITTLE_MEMORY = """
                 assert memory is None or isinstance(error, oneread.SystemRefused), error
             else:
                 raise AssertionError("400 values of 200 kB are in 40 MiB")
+    ended()
+    # Others have nearly all of the memory when it begins.
+    taken = pathlib.Path(os.environ["ONEREAD_SHM"], "taken")
+    taken.write_bytes(bytes(34 << 20))
+    with oneread.SharedDict("tight") as shared:
+        shared["a"] = 1
+        assert shared["a"] == 1
     print("done")
 """
 
