@@ -33,7 +33,7 @@ pub use read::LogError;
 use read::{FoundLog, LogFile, name_of};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ pub enum Fsync {
 #[non_exhaustive]
 pub struct LogConfig {
     /// The folder, which nothing else is in. It is made if it is not there; its parent must be.
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
     /// When records are on the disk.
     pub fsync: Fsync,
     /// Goes on without this record and all later ones, where the log is damaged.
@@ -74,8 +74,13 @@ pub struct LogConfig {
 
 impl LogConfig {
     /// A log in this folder, synced before each answer.
-    pub fn new(path: impl Into<std::path::PathBuf>) -> LogConfig {
+    pub fn new(path: impl Into<PathBuf>) -> LogConfig {
         LogConfig { path: path.into(), fsync: Fsync::Always, truncate_at: None }
+    }
+
+    /// Where the snapshots are from which the log goes on, if the server's configuration names no other place.
+    pub fn snapshot(&self) -> PathBuf {
+        self.path.join("snapshot")
     }
 }
 

@@ -34,6 +34,13 @@ struct SimState {
     is_held: bool,
 }
 
+impl SimFile {
+    /// A file that the disk has whole.
+    fn synced(bytes: Vec<u8>) -> SimFile {
+        SimFile { on_disk: bytes.clone(), cached: bytes, forgotten: Vec::new(), has_name: true }
+    }
+}
+
 impl SimState {
     fn may_fail(&mut self) -> io::Result<()> {
         match &mut self.fails_in {
@@ -85,22 +92,13 @@ impl SimDisk {
         let state = lock_std(&self.0);
         let mut files = BTreeMap::new();
         for (name, file) in &state.files {
-            if !file.has_name && random.pick(2) == 0 {
-                continue;
+            if file.has_name || random.pick(2) > 0 {
+                files.insert(name.clone(), SimFile::synced(kept(file, random)));
             }
-            let kept = kept(file, random);
-            files.insert(
-                name.clone(),
-                SimFile { on_disk: kept.clone(), cached: kept, forgotten: Vec::new(), has_name: true },
-            );
         }
         for (name, file) in &state.removed {
             if random.pick(2) == 0 && !files.contains_key(name) {
-                let kept = file.on_disk.clone();
-                files.insert(
-                    name.clone(),
-                    SimFile { on_disk: kept.clone(), cached: kept, forgotten: Vec::new(), has_name: true },
-                );
+                files.insert(name.clone(), SimFile::synced(file.on_disk.clone()));
             }
         }
         SimDisk(Arc::new(Mutex::new(SimState { files, ..SimState::default() })))

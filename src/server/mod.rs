@@ -166,9 +166,7 @@ impl Server {
             // The snapshots may be in it.
             let made = crate::log::make_folder(&log.path);
             made.map_err(|source| ServeError::Log { path: log.path.clone(), source })?;
-        }
-        if let (Some(log), None) = (&config.log, &config.snapshots) {
-            config.snapshots = Some(Snapshots::new(log.path.join("snapshot")));
+            config.snapshots.get_or_insert_with(|| Snapshots::new(log.snapshot()));
         }
         config.address.check()?;
         #[cfg(feature = "verbs")]

@@ -570,7 +570,7 @@ impl Serve {
 
     /// The snapshot that a new table begins with.
     fn source(&self) -> Option<PathBuf> {
-        let in_log = self.log.as_ref().map(|path| path.join("snapshot"));
+        let in_log = self.log.as_ref().map(|path| LogConfig::new(path).snapshot());
         let own = self.snapshot.clone().or(in_log).filter(|path| path.symlink_metadata().is_ok());
         self.restore.clone().or(own)
     }
