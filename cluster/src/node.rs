@@ -340,9 +340,17 @@ impl ClusterNode {
     /// Hands its shards over to standbys, waits for that at most this long, and stops. Returns the number of shards of
     /// which it was still primary, and of which others had a copy: they take over when the TTL is over.
     pub fn stop(mut self, within: Duration) -> usize {
+        /// Nodes that have not heard yet that this one leaves may be about to hand a shard over to it. It hands that back.
+        const HEARD_WITHIN: Duration = Duration::from_millis(250);
         let until = Instant::now() + within;
         self.tell(Event::Leave);
-        while Instant::now() < until && self.runs() && self.left() > 0 {
+        let mut free_since = None;
+        while Instant::now() < until && self.runs() {
+            match self.left() {
+                0 if free_since.get_or_insert_with(Instant::now).elapsed() >= HEARD_WITHIN => break,
+                0 => {}
+                _ => free_since = None,
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
         // If nothing was counted, it was primary of nothing.

@@ -7,13 +7,13 @@ pub(crate) use self::checked::AtomicU64;
 pub(crate) use loom::hint::spin_loop;
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
     atomic::{Ordering, fence},
 };
 #[cfg(loom)]
 pub(crate) use loom::thread::yield_now;
 #[cfg(not(loom))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(all(not(loom), any(feature = "verbs", test)))]
 pub(crate) use std::hint::spin_loop;
 #[cfg(not(any(loom, target_arch = "aarch64")))]
@@ -58,12 +58,29 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     mutex.try_lock()
 }
 
-/// Unlocks a mutex. If threads wait for it, the one that came first has it next.
-pub(crate) fn unlock_fair<T>(guard: MutexGuard<'_, T>) {
+/// Waits until this is so of what `mutex` guards, whose lock is held. Whoever makes it so tells `told`.
+pub(crate) fn wait_until<'m, T>(
+    (mutex, told): (&'m Mutex<T>, &Condvar),
+    mut guard: MutexGuard<'m, T>,
+    is_so: impl Fn(&T) -> bool,
+) -> MutexGuard<'m, T> {
     #[cfg(loom)]
-    drop(guard);
+    {
+        let _ = mutex;
+        while !is_so(&guard) {
+            guard = told.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
     #[cfg(not(loom))]
-    MutexGuard::unlock_fair(guard);
+    if !is_so(&guard) {
+        drop(guard);
+        crate::base::observe::before_lock(|| try_lock(mutex).is_some_and(|guarded| is_so(&guarded)));
+        guard = lock(mutex);
+        while !is_so(&guard) {
+            told.wait(&mut guard);
+        }
+    }
+    guard
 }
 
 /// As [`lock`], for a mutex of the ends, which the model checker does not run.

@@ -1,6 +1,7 @@
 //! Removing all keys, in steps of some microseconds.
 
 use super::face::Index;
+use super::waits::{ChangeWait, ChangeWaits};
 use super::whole::Walk;
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
@@ -33,7 +34,14 @@ impl Index {
     pub fn clear(&self, progress: &mut dyn FnMut(Cleared) -> bool) -> Result<u64, PutError> {
         let (mut place, mut removed) = (ClearPlace::default(), 0);
         loop {
-            let step = self.clear_on(place, Duration::from_millis(1))?;
+            let waits = ChangeWaits::default();
+            let step = match self.clear_on(place, Duration::from_millis(1), &waits) {
+                Err(_) if self.sleep_through(&waits) => continue,
+                step => step?,
+            };
+            while self.sleep_through(&waits) {
+                self.go_on(&waits)?;
+            }
             removed += step.removed;
             match step.next {
                 Some(next) if progress(Cleared { removed, ..step }) => place = next,
@@ -42,15 +50,39 @@ impl Index {
         }
     }
 
-    /// Continues the removal at a place, for about this long.
-    pub(crate) fn clear_on(&self, place: ClearPlace, within: Duration) -> Result<Cleared, PutError> {
+    /// Continues the removal at a place, for about this long, or until another change of a key is under way. The caller
+    /// waits until the last of its changes is made; the others are made before.
+    pub(crate) fn clear_on(
+        &self,
+        place: ClearPlace,
+        within: Duration,
+        waits: &ChangeWaits,
+    ) -> Result<Cleared, PutError> {
         let clock = self.table().clock();
         let ends_ns = clock.now_ns().saturating_add(within.as_nanos() as u64);
         let (mut walk, mut keys, mut removed) = (Walk::at(place.0), Vec::<Key>::new(), 0);
         loop {
+            let before = walk.place();
             let had_some = self.table().walk_keys(&mut walk, &mut |key| keys.push(key.into()));
+            let mut is_busy = false;
             for key in keys.drain(..) {
-                removed += u64::from(self.remove(&key)?);
+                let own = ChangeWaits::default();
+                match self.try_remove(&key, &own) {
+                    Ok(gone) => removed += u64::from(gone),
+                    // Another change of the key is under way.
+                    Err(PutError::Busy { .. }) if own.end().is_some() => is_busy = true,
+                    Err(error) => return Err(error),
+                }
+                own.decided().into_iter().for_each(|end| waits.was_decided(end));
+            }
+            if is_busy && removed == 0 {
+                waits.begin(ChangeWait::Thread);
+                return Err(PutError::Busy { rounds: 0 });
+            }
+            if is_busy {
+                let (done, all) = self.table().walked(&Walk::at(before));
+                let progress_ppm = (done.min(all) * 999_999 / all.max(1)) as u32;
+                return Ok(Cleared { removed, progress_ppm, next: Some(ClearPlace(before)) });
             }
             if !had_some || clock.now_ns() >= ends_ns {
                 let (done, all) = self.table().walked(&walk);

@@ -27,11 +27,11 @@ pub(super) enum Becomes<'v> {
 /// A change that depends on what the key has.
 pub(super) trait Decides {
     /// Decides what becomes of a key that has `there`. The key's lock is held. If the change begins again, this is
-    /// called again. `may_go_on`: the change was decided before, and has waited since.
+    /// called again.
     ///
     /// # Errors
     /// The key stays as it is.
-    fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError>;
+    fn decide(&mut self, there: Option<&SlotCopy>) -> Result<Becomes<'_>, PutError>;
 }
 
 /// A change of an entry that has a life. A new value gives the entry a new number (V1). The entry keeps its owner and
@@ -46,10 +46,10 @@ pub(super) struct Alive<'a, D> {
 }
 
 impl<D: Decides> Decides for Alive<'_, D> {
-    fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>) -> Result<Becomes<'_>, PutError> {
         let before = there.and_then(|there| there.life).unwrap_or(self.new);
         self.life = Life { number: self.new.number, ..before };
-        Ok(match self.change.decide(there, may_go_on)? {
+        Ok(match self.change.decide(there)? {
             Becomes::Has(value) => Becomes::Has(value.with_life(Some(&self.life))),
             other => other,
         })
@@ -69,7 +69,7 @@ pub(super) struct Swap<'a> {
 }
 
 impl Decides for Swap<'_> {
-    fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>) -> Result<Becomes<'_>, PutError> {
         let Some(there) = there else {
             self.outcome = SwapOutcome::Absent;
             return Ok(Becomes::Stays);
@@ -80,8 +80,7 @@ impl Decides for Swap<'_> {
             (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, self.key, expected),
             (Expected::Value(expected), ..) => there.value[..] == *expected,
         };
-        // What was compared before a wait has not changed since (L10), but an extent may have moved (X6).
-        if is_expected || may_go_on {
+        if is_expected {
             self.outcome = SwapOutcome::Swapped;
             return Ok(self.becomes);
         }
@@ -102,7 +101,7 @@ pub(super) struct Touch {
 }
 
 impl Decides for Touch {
-    fn decide(&mut self, there: Option<&SlotCopy>, _: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>) -> Result<Becomes<'_>, PutError> {
         let life = there.and_then(|there| there.life).filter(|life| !life.has_ended(self.now));
         let (Some(there), Some(life)) = (there, life) else {
             self.touched = None;
@@ -111,6 +110,27 @@ impl Decides for Touch {
         let touched = SlotCopy { life: Some(Life { expiry: self.expiry, ..life }), ..there.clone() };
         let touched = self.touched.insert(touched);
         Ok(if life.expiry == self.expiry { Becomes::Stays } else { Becomes::Has(touched.stored()) })
+    }
+}
+
+/// Another life of an entry, which keeps its value. It was decided before.
+#[derive(Debug)]
+pub(super) struct NewLife {
+    life: Life,
+    /// The entry, with that life.
+    entry: Option<SlotCopy>,
+}
+
+impl NewLife {
+    pub fn new(life: Life) -> NewLife {
+        NewLife { life, entry: None }
+    }
+}
+
+impl Decides for NewLife {
+    fn decide(&mut self, there: Option<&SlotCopy>) -> Result<Becomes<'_>, PutError> {
+        self.entry = there.map(|there| SlotCopy { life: Some(self.life), ..there.clone() });
+        Ok(self.entry.as_ref().map_or(Becomes::Stays, |entry| Becomes::Has(entry.stored())))
     }
 }
 
@@ -191,7 +211,7 @@ impl<'a> PartInSlot<'a> {
 }
 
 impl Decides for PartInSlot<'_> {
-    fn decide(&mut self, there: Option<&SlotCopy>, _: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>) -> Result<Becomes<'_>, PutError> {
         let len = self.work.part.len_after(there.map(|there| &there.value[..]));
         let is_long = there.is_some_and(|there| there.reference.is_some());
         if is_long || !self.geometry.is_inline(self.key, len) {

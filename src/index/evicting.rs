@@ -14,14 +14,15 @@ use super::entries::EntrySeen;
 use super::evict::{EvictFor, Evictor, KeyPin, Sight, touches};
 use super::face::Index;
 use super::growth::Giving;
+use super::seams::Nobody;
 use super::segment::{Which, check_lengths};
-use super::wanted::WantedChange;
+use super::waits::ChangeWaits;
 use super::whole::Table;
 use crate::config::Evict;
 use crate::faults::{Rule, in_order};
 use crate::layout::extent::extent_bytes;
 use crate::layout::hash::First;
-use crate::layout::slot::Key;
+use crate::layout::slot::{Key, Stored};
 use crate::outcome::{EvictCounts, PutError};
 use crate::region::{RegionError, TouchMap};
 use std::sync::Arc;
@@ -116,7 +117,10 @@ impl Index {
 
     /// Z1: has the policy note those of these entries that are still there. Another thread may have removed some.
     fn note_again(&self, entries: &[EntrySeen]) {
-        entries.iter().for_each(|entry| drop(self.make(WantedChange::new(&entry.key, NoteEntry))));
+        // It is no change: it takes no turn.
+        let note =
+            |key| self.table().change(key, NoteEntry, Stored::default(), Nobody, &ChangeWaits::default());
+        entries.iter().for_each(|entry| drop(note(&entry.key)));
     }
 
     /// Z3: evicts one entry from the slots that may have this key: the one that the policy values least. `false`: all
@@ -134,9 +138,9 @@ impl Index {
         is_one_gone || !beside.is_empty() || all < self.geometry().window(0).slots as usize
     }
 
-    /// Evicts an entry, unless it is pinned. Returns whether it did.
+    /// Evicts an entry, unless it is pinned, or being changed. Returns whether it did.
     fn evict(&self, evictor: &Evictor, key: &[u8], why: EvictFor) -> bool {
-        let is_gone = self.remove_by(key, Which::Unpinned) == Ok(true);
+        let is_gone = self.remove_if_free(key, Which::Unpinned) == Ok(true);
         if is_gone {
             evictor.count(why);
         }

@@ -36,7 +36,8 @@ use std::time::Duration;
 /// `Send + Sync`: all operations take `&self`, and several threads may call them at once.
 #[derive(Debug)]
 pub struct Index {
-    table: Table,
+    /// Shared with changes that were decided, and wait.
+    table: Arc<Table>,
     /// The lives of the table's entries, if entries have lives.
     pub(super) lives: Option<Box<Lives>>,
     /// The owners of entries, if entries may have owners.
@@ -104,6 +105,7 @@ impl Index {
             table.observers().set_started(started);
         }
         let (evicts, shifts) = (start.evict.is_some(), TidyShifts::default());
+        let table = Arc::new(table);
         let index = Index { table, lives, owners, seams: None, evicts, launch, shifts };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
@@ -135,7 +137,7 @@ impl Index {
         if let Some(keys) = left_over {
             table.observers().set_started(StartedPuts::new(table.region(), table.geometry(), launch, keys));
         }
-        let shifts = TidyShifts::default();
+        let (table, shifts) = (Arc::new(table), TidyShifts::default());
         Ok((Index { table, lives, owners, seams: None, evicts: false, launch, shifts }, found))
     }
 
@@ -198,7 +200,7 @@ impl Index {
     }
     /// The number of keys.
     pub fn len(&self) -> u64 {
-        let entries = match &self.table {
+        let entries = match self.table() {
             Table::One(one) => one.segment().len(),
             Table::Many(growth) => growth.counts().keys,
         };
@@ -210,7 +212,7 @@ impl Index {
     }
     /// The number of displaced keys. Locks every stripe in turn.
     pub fn displaced(&self) -> usize {
-        match &self.table {
+        match self.table() {
             Table::One(one) => one.segment().homes().displaced(),
             Table::Many(growth) => growth.displaced(),
         }
@@ -289,7 +291,8 @@ impl Index {
         owner: Option<&OwnerSession>,
         waits: &ChangeWaits,
     ) -> Result<PutOutcome, PutError> {
-        self.make_named(WantedChange::put(key, options).by(owner), draft, waits)
+        let put = WantedChange::put(key, options).by(owner);
+        self.make_named(put.patience(Patience::Tries(waits)), draft, waits)
     }
 
     /// Counts of the memory of values that do not fit their slots.
@@ -336,7 +339,7 @@ impl Index {
         waits: &ChangeWaits,
     ) -> Result<SwapOutcome, PutError> {
         let swap = WantedChange::new(key, SwapFrom(expected, SwapTo::Value));
-        self.make_named(swap, draft, waits).map(|(outcome, _)| outcome)
+        self.make_named(swap.patience(Patience::Tries(waits)), draft, waits).map(|(outcome, _)| outcome)
     }
 
     /// Gives an entry another end: it lives for `ttl` from now on, or without one as an entry that is put without a time.
@@ -345,9 +348,19 @@ impl Index {
     /// # Errors
     /// [`PutError::NoLife`] of a table whose entries have none, [`PutError::TimeToLive`], [`PutError::KeyLength`].
     pub fn touch(&self, key: &[u8], ttl: Option<Duration>) -> Result<bool, PutError> {
+        self.touch_by(key, ttl, Patience::Sleeps)
+    }
+
+    /// As [`Index::touch`], for a thread that has others to serve ([`Index::try_put`]).
+    pub(crate) fn touch_by(
+        &self,
+        key: &[u8],
+        ttl: Option<Duration>,
+        patience: Patience<'_>,
+    ) -> Result<bool, PutError> {
         let lives = self.lives().ok_or(PutError::NoLife)?;
         let end = NewEnd { now: lives.now(), expiry: lives.expiry(ttl)? };
-        Ok(self.make(WantedChange::new(key, end))?.0)
+        Ok(self.make(WantedChange::new(key, end).patience(patience))?.0)
     }
 
     /// Removes `key` if its value is `expected`: a compare-and-swap to absence.
@@ -355,15 +368,17 @@ impl Index {
     /// # Errors
     /// As [`Index::compare_and_swap`].
     pub fn remove_if(&self, key: &[u8], expected: &[u8]) -> Result<SwapOutcome, PutError> {
-        self.remove_expected(key, Expected::Value(expected))
+        self.remove_expected(key, Expected::Value(expected), Patience::Sleeps)
     }
 
     pub(crate) fn remove_expected(
         &self,
         key: &[u8],
         expected: Expected<'_>,
+        patience: Patience<'_>,
     ) -> Result<SwapOutcome, PutError> {
-        self.make(WantedChange::new(key, SwapFrom(expected, SwapTo::Absent))).map(|(outcome, _)| outcome)
+        let swap = WantedChange::new(key, SwapFrom(expected, SwapTo::Absent));
+        self.make(swap.patience(patience)).map(|(outcome, _)| outcome)
     }
 
     /// Removes `key`. Returns whether it was there.
@@ -372,6 +387,11 @@ impl Index {
     /// [`PutError::KeyLength`].
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
         self.remove_by(key, Which::Any)
+    }
+
+    /// As [`Index::remove`], for a thread that has others to serve ([`Index::try_put`]).
+    pub(crate) fn try_remove(&self, key: &[u8], waits: &ChangeWaits) -> Result<bool, PutError> {
+        self.make(WantedChange::new(key, Which::Any).patience(Patience::Tries(waits)))
     }
 
     /// Counts of the notes on entries, which are in memory of this process.
@@ -455,13 +475,18 @@ impl Index {
 
     /// How many keys are being changed, in a table with listeners.
     #[cfg(all(test, feature = "sim", not(loom)))]
-    pub(super) fn keys_under_way(&self) -> usize {
+    pub(crate) fn keys_under_way(&self) -> usize {
         self.seams.as_ref().map_or(0, |seams| seams.under_way())
     }
 
     /// The index's table.
     #[inline(always)]
     pub(super) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The index's table, for what goes on without the index.
+    pub(super) fn shared_table(&self) -> &Arc<Table> {
         &self.table
     }
 }

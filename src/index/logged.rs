@@ -3,13 +3,13 @@
 use super::extents::Extents;
 use super::face::Index;
 use super::feed::LeftCause;
-use super::seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
+use super::seams::{Awaited, Changed, DecidedChange, Decision, KeyChange, KeyPlace, Seams, SlotValue};
 use super::segment::Which;
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 use crate::layout::life::TICK_NS;
 use crate::layout::owners::NOT_COMMITTED;
-use crate::log::{Log, LogFailed, LogRecord, Logged, LoggedTable};
+use crate::log::{Log, LogFailed, LogRecord, Logged, LoggedTable, WaitsForDisk};
 use crate::outcome::PutError;
 use crate::snapshot::{Saved, SnapshotEntry};
 use std::sync::Arc;
@@ -31,9 +31,21 @@ struct OnDisk {
 }
 
 impl Awaited for OnDisk {
-    fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
-        let waited = self.logged.and_then(|logged| self.log.wait(logged));
-        waited.map_err(|LogFailed { .. }| Withdrawn)
+    fn then(self: Box<Self>, change: DecidedChange) {
+        match self.logged {
+            Ok(logged) => self.log.when_there(logged, Box::new(Later(change))),
+            Err(LogFailed { .. }) => drop(change),
+        }
+    }
+}
+
+/// A change that the log's thread makes.
+#[derive(Debug)]
+struct Later(DecidedChange);
+
+impl WaitsForDisk for Later {
+    fn is_there(self: Box<Self>) {
+        self.0.make();
     }
 }
 

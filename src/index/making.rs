@@ -4,7 +4,7 @@
 //! memory    a value that does not fit its slot is written to memory of its own (X2)
 //! room      entries leave until there is room, where entries make room for others (Z3)
 //! life      the entry gets its number, its end and its owner (V1, O1)
-//! turn      the change waits for its key's turn, where somebody hears of changes (L10)
+//! turn      the change takes its key's turn, where somebody hears of changes (L10)
 //! table     the segment that has the key makes the change
 //! ```
 //!
@@ -12,20 +12,23 @@
 //! that leave by themselves: at their end, with their owner, or to make room. [`What`] says which steps a change needs.
 //!
 //! A step that has to wait for memory, for readers, or for another thread ends the try (`waits.rs`). The next try begins
-//! with the first step again.
+//! with the first step again. A change that has to wait *after* it was decided has its outcome, and is made without its
+//! first try (`later.rs`).
 
 use super::change::{Made, What};
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::face::Index;
+use super::later::end_turn;
 use super::lives::Lives;
 use super::news::News;
-use super::seams::{Changed, Nobody, SeamTurns, Turn};
+use super::seams::{Changed, Nobody, SeamTurns};
 use super::segment::{Which, check_lengths};
 use super::waits::{ChangeWait, ChangeWaits};
 use super::wanted::{NewOwner, Patience, WantedChange};
 use crate::faults::{Rule, broken, in_order};
 use crate::layout::slot::Stored;
 use crate::outcome::PutError;
+use std::sync::Arc;
 use std::time::Duration;
 #[cfg(test)]
 use {
@@ -45,7 +48,7 @@ impl Index {
     pub(super) fn make<W: What>(&self, change: WantedChange<'_, W>) -> Made<W, PutError> {
         // Not by `until_made`: a closure that is called in two places is not inlined.
         match change.patience {
-            Patience::Tries(waits) => self.try_once(change, waits),
+            Patience::Tries(waits) | Patience::TriesInTurn(waits) => self.try_once(change, waits),
             Patience::Sleeps => {
                 let waits = ChangeWaits::default();
                 let tried = self.try_once(change, &waits);
@@ -74,7 +77,7 @@ impl Index {
         mut attempt: impl FnMut(&ChangeWaits) -> Result<R, PutError>,
     ) -> Result<R, PutError> {
         match patience {
-            Patience::Tries(waits) => attempt(waits),
+            Patience::Tries(waits) | Patience::TriesInTurn(waits) => attempt(waits),
             Patience::Sleeps => {
                 let waits = ChangeWaits::default();
                 let tried = attempt(&waits);
@@ -94,13 +97,11 @@ impl Index {
     ) -> Result<R, PutError> {
         /// A change that waits longer is logged.
         const SLOW: Duration = Duration::from_millis(10);
-        let (table, clock) = (self.table(), self.table().clock());
+        let clock = self.table().clock();
         let begun_ns = clock.now_ns();
-        while let Some(wait) = waits.end() {
-            table.sleep(wait);
-            table.waited(wait);
+        while self.sleep_through(waits) {
             match tried {
-                Ok(_) => table.go_on(waits),
+                Ok(_) => self.go_on(waits)?,
                 Err(_) => tried = attempt(waits),
             }
         }
@@ -121,21 +122,28 @@ impl Index {
         const MOVE_LOOK: Duration = Duration::from_micros(100);
         /// Other threads tell when they have ended. A split that goes on may make room before.
         const THREAD_LOOK: Duration = Duration::from_millis(1);
+        /// Whoever makes the change tells.
+        const DECIDED_LOOK: Duration = Duration::from_secs(1);
         let until = |due_ns: u64| Duration::from_nanos(due_ns.saturating_sub(self.table().clock().now_ns()));
         match wait {
             ChangeWait::Readers { due_ns } => until(due_ns),
             ChangeWait::Memory { due_ns } => until(due_ns).clamp(MOVE_LOOK, MEMORY_LOOK),
             ChangeWait::Thread | ChangeWait::Maker => THREAD_LOOK,
+            ChangeWait::Decided => DECIDED_LOOK,
         }
     }
 
-    /// Sleeps until what a change waits for is over, or may be.
-    #[cfg(any(feature = "herd", test))]
-    pub(crate) fn sleep_through(&self, waits: &ChangeWaits) {
-        if let Some(wait) = waits.end() {
-            self.table().sleep(wait);
-            self.table().waited(wait);
+    /// Sleeps until what a change waits for is over, or may be. Returns whether it waited for anything.
+    pub(crate) fn sleep_through(&self, waits: &ChangeWaits) -> bool {
+        let Some(wait) = waits.end() else { return false };
+        match wait {
+            ChangeWait::Decided => waits.decided().iter().for_each(|end| end.wait()),
+            wait => {
+                self.table().sleep(wait);
+                self.table().waited(wait);
+            }
         }
+        true
     }
 
     /// To be called between a wait and what follows: the next try, or the next step of a change that is made.
@@ -150,9 +158,22 @@ impl Index {
         }
     }
 
-    /// The next step of a change that is made, and is not to be answered yet. If it still has to wait, its waits say so.
-    pub(crate) fn go_on(&self, waits: &ChangeWaits) {
-        self.table().go_on(waits);
+    /// The next step of a change that has its outcome, and is not to be answered yet. If it still has to wait, its waits
+    /// say so.
+    ///
+    /// # Errors
+    /// [`PutError::Withdrawn`]: it is not made, and never will be.
+    pub(crate) fn go_on(&self, waits: &ChangeWaits) -> Result<(), PutError> {
+        match waits.decided().map(|end| end.now()) {
+            Some(None) => waits.begin(ChangeWait::Decided),
+            Some(Some(ended)) => {
+                waits.has_ended();
+                ended?;
+                self.table().go_on(waits);
+            }
+            None => self.table().go_on(waits),
+        }
+        Ok(())
     }
 
     /// What changes may wait for, when it is there.
@@ -202,9 +223,13 @@ impl Index {
     ) -> Made<W, PutError> {
         let named = self.geometry().slot_reference(change.key, draft.finish());
         let outcome = self.with_room(change, named.stored(), waits)?;
-        match W::changed(&outcome) {
-            Some(Changed::Came | Changed::Replaced) => draft.named(),
-            Some(Changed::Left) | None => {}
+        match (W::changed(&outcome), waits.decided()) {
+            (Some(Changed::Came | Changed::Replaced), None) => draft.named(),
+            (Some(Changed::Came | Changed::Replaced), Some(end)) => {
+                let mut draft = draft.hand_over();
+                end.when_made(move || draft.named());
+            }
+            (Some(Changed::Left) | None, _) => {}
         }
         Ok(outcome)
     }
@@ -290,7 +315,14 @@ impl Index {
                 Some(Changed::Left) | None => false,
             };
             if let Some(put) = put.filter(|_| is_its) {
-                put.note(self.geometry().hashed(key).first(), self.table());
+                let hash = self.geometry().hashed(key).first();
+                match waits.decided() {
+                    None => put.note(hash, self.table()),
+                    Some(end) => {
+                        let (put, table) = (put.hand_over(), Arc::clone(self.shared_table()));
+                        end.when_made(move || put.note(hash, &table));
+                    }
+                }
             }
             Ok(outcome)
         };
@@ -307,31 +339,59 @@ impl Index {
         new: Stored<'_>,
         waits: &ChangeWaits,
     ) -> Made<W, PutError> {
-        let WantedChange { key, what, .. } = change;
         match self.seams() {
-            None => self.table().change(key, what, new, Nobody, waits),
-            Some(seams) => {
-                self.in_turn(seams, key, move |turn| self.table().change(key, what, new, turn, waits))
-            }
+            None => self.table().change(change.key, change.what, new, Nobody, waits),
+            Some(seams) => self.in_turn(seams, change, new, waits),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn in_turn<R>(
+    fn in_turn<W: What>(
         &self,
         seams: &SeamTurns,
-        key: &[u8],
-        change: impl FnOnce(&Turn<'_>) -> Result<R, PutError>,
-    ) -> Result<R, PutError> {
+        change: WantedChange<'_, W>,
+        new: Stored<'_>,
+        waits: &ChangeWaits,
+    ) -> Made<W, PutError> {
+        let WantedChange { key, what, patience, .. } = change;
         check_lengths(self.geometry(), key, &[])?;
-        seams.in_turn(self.geometry().hashed(key).first().0, change)
+        let hash = self.geometry().hashed(key).first().0;
+        let turn = match patience {
+            Patience::Sleeps | Patience::TriesInTurn(_) => Some(seams.take(hash)),
+            Patience::Tries(_) => seams.try_take(hash),
+        };
+        let Some(turn) = turn else {
+            waits.begin(ChangeWait::Thread);
+            return Err(PutError::Busy { rounds: 0 });
+        };
+        let outcome = self.table().change(key, what, new, &turn, waits)?;
+        // L13
+        match end_turn(turn, self.shared_table()).map(|end| (end.now(), end)) {
+            None => {}
+            Some((Some(ended), _)) => ended?,
+            Some((None, end)) => waits.was_decided(end),
+        }
+        Ok(outcome)
+    }
+
+    /// Whether a change of this key is under way, for which others have to wait.
+    pub(super) fn is_in_turn(&self, key: &[u8]) -> bool {
+        self.seams().is_some_and(|seams| seams.try_take(self.geometry().hashed(key).first().0).is_none())
     }
 
     /// Removes `key`, if its entry is the one that `which` means. Returns whether it was.
     #[inline(always)]
     pub(super) fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
         self.make(WantedChange::new(key, which))
+    }
+
+    /// As [`Index::remove_by`], if no other change of the key is under way.
+    ///
+    /// # Errors
+    /// As that; [`PutError::Busy`].
+    pub(super) fn remove_if_free(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
+        self.make(WantedChange::new(key, which).patience(Patience::Tries(&ChangeWaits::default())))
     }
 
     // ---- memory of long values ------------------------------------------------------------------
@@ -447,12 +507,14 @@ impl Index {
         loop {
             match waits.now() {
                 None | Some(ChangeWait::Memory { .. }) => return tried,
-                Some(ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker) => {
+                Some(
+                    ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Decided,
+                ) => {
                     self.sleep_through(&waits);
                 }
             }
             match tried {
-                Ok(_) => self.go_on(&waits),
+                Ok(_) => self.go_on(&waits)?,
                 Err(_) => tried = attempt(&waits),
             }
         }

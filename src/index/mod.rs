@@ -52,6 +52,7 @@ pub(crate) mod growth;
 mod heap;
 mod home_set;
 mod homes;
+mod later;
 mod lives;
 mod logged;
 #[cfg(all(test, loom))]
@@ -102,8 +103,9 @@ pub(crate) use growth::handover_end;
 pub(crate) use owners::OwnerClaim;
 pub use owners::OwnerSession;
 pub use recovered::{RecoverError, Recovered};
-pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
+pub use seams::{Awaited, Changed, DecidedChange, Decision, KeyChange, KeyPlace, Seams, SlotValue};
 pub use started::StartSession;
 pub(crate) use waits::{ChangeWait, ChangeWaits};
+pub(crate) use wanted::Patience;
 pub(crate) use whole::ScanPoint;
 pub use whole::{KeyCursor, RestoreError, Restored};

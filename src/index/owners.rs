@@ -32,6 +32,7 @@ use crate::layout::hash::First;
 use crate::layout::life::Life;
 use crate::layout::owners::{MASK_WORDS, NOT_COMMITTED, OWNER_MAX, bit, time_in, with_time};
 use crate::layout::slot::Key;
+use crate::log::{Log, WaitsForDisk};
 use crate::outcome::PutError;
 use crate::region::Region;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -134,6 +135,8 @@ enum Stage {
 #[derive(Debug)]
 struct OwnerState {
     stage: Stage,
+    /// Whether the log has the record that the owner goes, while it closes.
+    is_logged: bool,
     /// Whether the owner is in [`OwnersInCommon::going`].
     is_going: bool,
     sessions: u64,
@@ -232,20 +235,58 @@ impl Drop for OwnerSession {
 
 /// A put of an owner that is under way.
 #[derive(Debug)]
-pub(super) struct OwnerPut<'s>(&'s OneOwner);
+pub(super) struct OwnerPut<'s>(&'s Arc<OneOwner>);
 
 impl OwnerPut<'_> {
     /// Notes the entry of a key with this hash, which is visible. No thread takes hashes of the owner out meanwhile,
     /// because the hiding of its entries waits for this put (O1).
     pub fn note(&self, hash: First, table: &Table) {
-        let mut state = lock(&self.0.state);
+        self.0.note(hash, table);
+    }
+
+    /// The put, which is under way until it is made later.
+    pub fn hand_over(self) -> LaterOwnerPut {
+        let later = LaterOwnerPut(Arc::clone(self.0));
+        // It is counted once.
+        std::mem::forget(self);
+        later
+    }
+}
+
+impl Drop for OwnerPut<'_> {
+    fn drop(&mut self) {
+        self.0.ends_put();
+    }
+}
+
+/// A put of an owner that was decided, and is made later.
+#[derive(Debug)]
+pub(super) struct LaterOwnerPut(Arc<OneOwner>);
+
+impl LaterOwnerPut {
+    /// As [`OwnerPut::note`].
+    pub fn note(&self, hash: First, table: &Table) {
+        self.0.note(hash, table);
+    }
+}
+
+impl Drop for LaterOwnerPut {
+    fn drop(&mut self) {
+        self.0.ends_put();
+    }
+}
+
+/// What a put of the owner that is under way may do.
+impl OneOwner {
+    fn note(&self, hash: First, table: &Table) {
+        let mut state = lock(&self.state);
         let old = state.hashes.note(hash);
         self.keep_those_there(old, state, table);
     }
 
     /// Forgets some old hashes of entries that have left.
     fn forget(&self, looks: usize, table: &Table) {
-        let mut state = lock(&self.0.state);
+        let mut state = lock(&self.state);
         let old = state.hashes.oldest(looks);
         self.keep_those_there(old, state, table);
     }
@@ -260,16 +301,14 @@ impl OwnerPut<'_> {
         let mut state = Some(state);
         // L16: not held while a key is looked for.
         obey(Rule::OwnerLast, || state = None);
-        for old in old.into_iter().filter(|&old| has_one_of(table, old, self.0.number)) {
-            state.get_or_insert_with(|| lock(&self.0.state)).hashes.keep(old);
+        for old in old.into_iter().filter(|&old| has_one_of(table, old, self.number)) {
+            state.get_or_insert_with(|| lock(&self.state)).hashes.keep(old);
             obey(Rule::OwnerLast, || state = None);
         }
     }
-}
 
-impl Drop for OwnerPut<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.state).puts -= 1;
+    fn ends_put(&self) {
+        lock(&self.state).puts -= 1;
     }
 }
 
@@ -289,6 +328,59 @@ impl OwnersInCommon {
         let mut going = lock(&self.going);
         going.push_back(Arc::clone(owner));
         self.going_count.store(going.len() as u64, Relaxed);
+    }
+
+    /// O1: hides the entries of an owner, of which no put is under way.
+    fn set_hidden(&self, table: &Table, owner: &Arc<OneOwner>) {
+        let (region, word) = (table.region(), table.geometry().owner_word(owner.number));
+        table.observers().feed().tell_owner(owner.number, || {
+            let _all = lock(&self.all);
+            region.store(word, region.load(word) | bit(owner.number));
+        });
+        if let Some(log) = table.observers().log() {
+            log.owner_has_gone(owner.number);
+        }
+        // D7
+        obey(Rule::HidesCounted, || {
+            self.hides.fetch_add(1, Relaxed);
+        });
+        lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
+        self.goes(owner);
+    }
+}
+
+/// How far an owner is who is to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OwnerGoes {
+    /// Its entries are not hidden yet. `is_new`: until now nobody was at it.
+    Closes { is_new: bool },
+    /// It has none that is not hidden.
+    IsHidden,
+}
+
+/// Hides the entries of an owner when the log has the record of that. Dropped before, the owner stays.
+#[derive(Debug)]
+struct HidesOwner {
+    table: Arc<Table>,
+    shared: Arc<OwnersInCommon>,
+    owner: Option<Arc<OneOwner>>,
+}
+
+impl WaitsForDisk for HidesOwner {
+    fn is_there(mut self: Box<Self>) {
+        if let Some(owner) = self.owner.take() {
+            self.shared.set_hidden(&self.table, &owner);
+            self.table.news().tell();
+        }
+    }
+}
+
+impl Drop for HidesOwner {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            lock(&owner.state).stage = Stage::Here;
+            self.table.news().tell();
+        }
     }
 }
 
@@ -418,6 +510,23 @@ impl Owners {
         owner.is_some_and(|owner| self.hide(table, &owner, |_| true))
     }
 
+    /// Likewise, in a table with a log, without a wait.
+    ///
+    /// # Errors
+    /// [`PutError::Withdrawn`]: the log's disk has failed.
+    pub fn try_remove(&self, table: &Arc<Table>, log: &Arc<Log>, number: u16) -> Result<OwnerGoes, PutError> {
+        let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else {
+            return Ok(OwnerGoes::IsHidden);
+        };
+        match self.close(&owner, |_| true) {
+            None | Some(Stage::Hidden { .. }) => Ok(OwnerGoes::IsHidden),
+            Some(before) => {
+                self.hide_later(table, log, &owner)?;
+                Ok(OwnerGoes::Closes { is_new: before == Stage::Here })
+            }
+        }
+    }
+
     /// O1. When this returns, the entries are hidden, unless the owner is there and `may_go` says that it stays.
     /// Returns whether this call has hidden them.
     fn hide(&self, table: &Table, owner: &Arc<OneOwner>, may_go: impl FnOnce(&OwnerState) -> bool) -> bool {
@@ -429,47 +538,60 @@ impl Owners {
                 yield_now();
             }
         };
-        let before = {
-            let mut state = lock(&owner.state);
-            let before = state.stage;
-            if before == Stage::Here {
-                if !may_go(&state) {
-                    return false;
-                }
-                state.stage = Stage::Closing;
-            }
-            before
-        };
-        match before {
-            Stage::Here => {}
-            Stage::Closing => {
+        match self.close(owner, may_go) {
+            None => return false,
+            Some(Stage::Here) => {}
+            Some(Stage::Closing) => {
                 // O7: another call hides them.
                 obey(Rule::OwnerTwice, || wait_while(&|state| state.stage == Stage::Closing));
                 return false;
             }
-            Stage::Hidden { .. } => return false,
+            Some(Stage::Hidden { .. }) => return false,
         }
         obey(Rule::OwnerPuts, || wait_while(&|state| state.puts > 0));
         // Y8
         let logged = table.observers().log().filter(|_| !broken(Rule::LogOwner));
-        if logged.is_some_and(|log| log.owner_goes(owner.number).is_err()) {
+        let is_there = |log: &Arc<Log>| match log.owner_goes(owner.number) {
+            Ok(logged) => !log.must_wait() || log.wait(logged).is_ok(),
+            Err(_) => false,
+        };
+        if !logged.is_none_or(is_there) {
             lock(&owner.state).stage = Stage::Here;
             return false;
         }
-        table.observers().feed().tell_owner(owner.number, || {
-            let _all = lock(&self.0.all);
-            region.store(word, region.load(word) | bit(owner.number));
-        });
-        if let Some(log) = logged {
-            log.owner_has_gone(owner.number);
-        }
-        // D7
-        obey(Rule::HidesCounted, || {
-            self.0.hides.fetch_add(1, Relaxed);
-        });
-        lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
-        self.0.goes(owner);
+        self.0.set_hidden(table, owner);
         true
+    }
+
+    /// O1: from now on the owner puts nothing, if it is here, and may go. Returns where it was before. `None`: it stays.
+    fn close(&self, owner: &OneOwner, may_go: impl FnOnce(&OwnerState) -> bool) -> Option<Stage> {
+        let mut state = lock(&owner.state);
+        let before = state.stage;
+        if before == Stage::Here {
+            if !may_go(&state) {
+                return None;
+            }
+            (state.stage, state.is_logged) = (Stage::Closing, false);
+        }
+        Some(before)
+    }
+
+    /// Y8: has the log's thread hide the entries of an owner who is closing, if no put of it is under way any more. To be
+    /// called until they are hidden.
+    ///
+    /// # Errors
+    /// [`PutError::Withdrawn`]: the log's disk has failed, and the owner stays.
+    fn hide_later(&self, table: &Arc<Table>, log: &Arc<Log>, owner: &Arc<OneOwner>) -> Result<(), PutError> {
+        let mut state = lock(&owner.state);
+        if state.stage != Stage::Closing || state.puts > 0 || std::mem::replace(&mut state.is_logged, true) {
+            return Ok(());
+        }
+        drop(state);
+        let (table, shared, hides) = (Arc::clone(table), Arc::clone(&self.0), Some(Arc::clone(owner)));
+        let later = Box::new(HidesOwner { table, shared, owner: hides });
+        let logged = log.owner_goes(owner.number).map_err(|_| PutError::Withdrawn)?;
+        log.when_there(logged, later);
+        Ok(())
     }
 
     /// Removes all entries of an owner by `remove`, while nobody reads the table. The owner stays.
@@ -507,7 +629,7 @@ impl Owners {
             // thread has taken out.
             let Ok(put) = owner.begin_put() else { continue };
             let now = (gone as usize).saturating_mul(LOOKS).min(looks);
-            put.forget(now, table);
+            put.0.forget(now, table);
             looks -= now;
             let rest = gone - (now / LOOKS) as u64;
             if rest > 0 {
@@ -521,7 +643,7 @@ impl Owners {
     /// gone. Returns how long until there is more to do.
     pub fn tidy(
         &self,
-        table: &Table,
+        table: &Arc<Table>,
         mut max: usize,
         mut remove: impl FnMut(&Key, u16) -> bool,
     ) -> Option<Duration> {
@@ -557,15 +679,21 @@ impl Owners {
     /// Works on one owner. Returns when its next turn is; `None` if it is here, or gone for good.
     fn take_on(
         &self,
-        table: &Table,
+        table: &Arc<Table>,
         owner: &Arc<OneOwner>,
         max: &mut usize,
         remove: &mut impl FnMut(&Key, u16) -> bool,
     ) -> Option<Duration> {
         let mut state = lock(&owner.state);
         match state.stage {
-            // It gets a turn when it is hidden.
-            Stage::Closing => None,
+            Stage::Closing => match table.observers().log() {
+                // It gets a turn when it is hidden.
+                None => None,
+                Some(log) => {
+                    drop(state);
+                    self.goes_on_closing(table, log, owner)
+                }
+            },
             Stage::Here => {
                 let left = state.left(self.0.awake.now_ns())?;
                 if !left.is_zero() || self.0.is_over.load(Relaxed) {
@@ -575,8 +703,14 @@ impl Owners {
                 // O8
                 let awake_ns = self.0.awake.now_ns();
                 let is_away = |state: &OwnerState| state.left(awake_ns) == Some(Duration::ZERO);
-                let has_gone = self.hide(table, owner, |state| kept(Rule::OwnerBack, || is_away(state)));
-                has_gone.then_some(Duration::ZERO)
+                let may_go = |state: &OwnerState| kept(Rule::OwnerBack, || is_away(state));
+                match table.observers().log().filter(|_| !broken(Rule::LogOwner)) {
+                    None => self.hide(table, owner, may_go).then_some(Duration::ZERO),
+                    Some(log) => {
+                        self.close(owner, may_go);
+                        self.goes_on_closing(table, log, owner)
+                    }
+                }
             }
             Stage::Hidden { clear_at_ns } => {
                 while let Some(hash) = (*max > 0).then(|| state.hashes.take()).flatten() {
@@ -606,6 +740,15 @@ impl Owners {
         }
     }
 
+    /// Hides the entries of an owner later, if it closes. Returns when its next turn is.
+    fn goes_on_closing(&self, table: &Arc<Table>, log: &Arc<Log>, owner: &Arc<OneOwner>) -> Option<Duration> {
+        match self.hide_later(table, log, owner) {
+            Ok(()) => Some(Duration::from_millis(1)),
+            // Nothing is changed any more.
+            Err(_) => Some(Duration::from_secs(1)),
+        }
+    }
+
     /// O4: clears the number, which may be used again.
     fn clear(&self, table: &Table, number: u16) {
         let (region, geometry) = (table.region(), table.geometry());
@@ -630,7 +773,7 @@ impl OwnerState {
 
 impl OneOwner {
     /// Begins a put, if the owner may put.
-    fn begin_put(&self) -> Result<OwnerPut<'_>, PutError> {
+    fn begin_put(self: &Arc<OneOwner>) -> Result<OwnerPut<'_>, PutError> {
         let mut state = lock(&self.state);
         if state.stage != Stage::Here && !broken(Rule::OwnerPuts) {
             return Err(PutError::OwnerGone { owner: self.number });
@@ -640,9 +783,10 @@ impl OneOwner {
     }
 
     fn new(number: u16, tenure: u64, absent_for: Duration, absent_since_ns: u64) -> Arc<OneOwner> {
-        let (is_going, sessions, puts, hashes) = Default::default();
+        let (is_logged, is_going, sessions, puts, hashes) = Default::default();
+        let stage = Stage::Here;
         let state =
-            OwnerState { stage: Stage::Here, is_going, sessions, puts, absent_for, absent_since_ns, hashes };
+            OwnerState { stage, is_logged, is_going, sessions, puts, absent_for, absent_since_ns, hashes };
         Arc::new(OneOwner { number, tenure, state: Mutex::new(state) })
     }
 }

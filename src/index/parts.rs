@@ -105,7 +105,8 @@ impl Index {
             }
             // Nothing is to be stored, but what was read must still be true.
             (Some(expected), _) => {
-                self.make(WantedChange::new(key, SwapFrom(expected, SwapTo::Same)))?.0 == SwapOutcome::Swapped
+                let same = WantedChange::new(key, SwapFrom(expected, SwapTo::Same));
+                self.make(same.patience(patience))?.0 == SwapOutcome::Swapped
             }
             // The key was absent under its lock.
             (None, _) => true,

@@ -21,7 +21,7 @@ use super::homes::{ChainRoom, Grace, Homes, count};
 use super::moves::{MovePath, Moves};
 use super::observers::Observers;
 use super::refusals::{NoPath, Refusals, VainSearches};
-use super::seams::{Between, Changed, KeyChange, KeyPlace};
+use super::seams::{Between, Changed, KeyChange, KeyPlace, LaterValue};
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, SlotCopy, SlotWritten, Slots, Sought, UndoLines};
 use super::started::StartedPuts;
@@ -78,16 +78,6 @@ pub(super) enum Stop {
     NoRoom,
     /// The put is refused.
     Refused(PutError),
-    /// The change must wait first ([`Between::wait`]).
-    Waits,
-}
-
-impl Stop {
-    /// The stop of a change that must wait.
-    #[inline(always)]
-    fn waits<W>(_: W) -> Stop {
-        Stop::Waits
-    }
 }
 
 impl From<PutError> for Stop {
@@ -267,13 +257,13 @@ impl Segment {
         key: &Hashed<'_>,
         value: &Stored<'_>,
         between: B,
-    ) -> Result<(), B::MustWait> {
+    ) {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
         let change = || KeyChange::came(key.key(), *value);
         // Decided: the outcome is known, and there is room. Nothing is visible.
-        if let Err(must_wait) = between.decided(change, LeftCause::Removed) {
-            self.hold(locked, room, key, between);
-            return Err(must_wait);
+        if !between.decided(change, LeftCause::Removed) {
+            let room = self.hold(locked, room, key);
+            return between.defer(key.key(), LaterValue::of(value, None), Some(room));
         }
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
@@ -286,7 +276,6 @@ impl Segment {
         }
         between.done(change, || self.place_of(slot));
         self.tell(change, LeftCause::Removed, 0);
-        Ok(())
     }
 
     /// Puts a new key where there is room for it. Returns the slot.
@@ -316,7 +305,7 @@ impl Segment {
 
     /// Holds room for a new key whose change must wait (L11). Nothing of the key is stored.
     #[cold]
-    fn hold<B: Between>(&self, locked: &mut Locked<'_>, room: FoundRoom<'_>, key: &Hashed<'_>, between: B) {
+    fn hold(&self, locked: &mut Locked<'_>, room: FoundRoom<'_>, key: &Hashed<'_>) -> HeldRoom {
         let slot = match room {
             FoundRoom::Free(slot) => slot,
             FoundRoom::Along(path, movers) => self.moves.free_along(locked, path, movers),
@@ -324,28 +313,25 @@ impl Segment {
         };
         let room = HeldRoom { memory: self.memory(), slot, home: key.home() };
         self.slots().hold(locked, room);
-        between.set_room(Some(room));
+        room
     }
 
     /// Puts a key into the slot that was held for it while it waited.
-    #[cold]
-    fn put_into_held<B: Between>(
+    pub fn put_into_held<B: Between>(
         &self,
         room: &HeldRoom,
         key: &Hashed<'_>,
         value: &Stored<'_>,
         between: B,
-    ) -> Result<PutOutcome, Stop> {
+    ) -> Result<(), Stop> {
         let mut locked = self.slots().lock_held(room);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
         assert_eq!(room.memory, self.memory(), "L12: a home with a held slot stays where it is");
         self.slots().let_go(&locked, room);
-        between.set_room(None);
-        let come = self.come(&mut locked, FoundRoom::Free(room.slot), key, value, between);
-        come.map_err(Stop::waits)?;
-        Ok(PutOutcome::Inserted)
+        self.come(&mut locked, FoundRoom::Free(room.slot), key, value, between);
+        Ok(())
     }
 
     /// Gives a key another value. The key stands in `slot`, whose value was in the extent `before`, if any. The caller
@@ -359,14 +345,17 @@ impl Segment {
         key: &Hashed<'_>,
         value: &Stored<'_>,
         (cause, between): (LeftCause, B),
-    ) -> Result<(), B::MustWait> {
+    ) {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
         let change = || match (found, value.owner()) {
             (EntryFound::Of(_), NOT_COMMITTED) => KeyChange::left(key.key()),
             (EntryFound::Of(_), _) => KeyChange::replaced(key.key(), *value),
             (EntryFound::Hidden, _) => KeyChange::came(key.key(), *value),
         };
-        between.decided(change, cause)?;
+        if !between.decided(change, cause) {
+            let there = before.map(|before| before.number);
+            return between.defer(key.key(), LaterValue::of(value, there), None);
+        }
         // An extent that stays the key's does not end.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
         let life = self.life_in(slot);
@@ -388,12 +377,11 @@ impl Segment {
             self.observers.owned_left().left(owner);
         }
         self.tell(change, cause, owner);
-        Ok(())
     }
 
     /// Removes a key from this slot. The caller holds its locks. Listeners hear of it with this cause, unless the entry
     /// was hidden: then they heard before. Returns whether the slot is free. It is not if a put of the key is started
-    /// (P1).
+    /// (P1), or if the key leaves later.
     #[inline(always)]
     fn leave<B: Between>(
         &self,
@@ -401,10 +389,13 @@ impl Segment {
         (slot, found): (SlotIx, EntryFound),
         key: &Hashed<'_>,
         (cause, between): (LeftCause, B),
-    ) -> Result<bool, B::MustWait> {
+    ) -> bool {
         let change = || KeyChange::left(key.key());
         let life = self.life_in(slot);
-        between.decided(change, cause)?;
+        if !between.decided(change, cause) {
+            between.defer(key.key(), LaterValue::None, None);
+            return false;
+        }
         let started = self.observers.started();
         let is_free = !started.is_some_and(|started| self.leaves_slot_held(started, locked, slot, key));
         if is_free {
@@ -426,7 +417,7 @@ impl Segment {
             self.observers.owned_left().left(owner);
             self.tell(change, cause, owner);
         }
-        Ok(is_free)
+        is_free
     }
 
     /// P1: if a put of the key is started, replaces its entry by one that is not committed. Returns whether it did.
@@ -508,13 +499,9 @@ impl Segment {
         mode: PutMode,
         between: B,
     ) -> Result<PutOutcome, Stop> {
-        if let Some(room) = between.room() {
-            return self.put_into_held(&room, key, value, between);
-        }
         let mut locked = self.slots().lock_primary(key);
         let Some(seen) = self.seek_here(&mut locked, key, Put::New) else { return Err(Stop::Elsewhere) };
-        let answer = self.put_over(&mut locked, seen.at(), key, value, (mode, between));
-        if let Some(answer) = answer.map_err(Stop::waits)? {
+        if let Some(answer) = self.put_over(&mut locked, seen.at(), key, value, (mode, between)) {
             return Ok(answer);
         }
         if self.geometry().grows() && self.share().is_child() && self.is_kept_for_a_split() {
@@ -523,7 +510,7 @@ impl Segment {
         let seen = if B::MAY_WAIT { self.slots().pass_by_held(seen, key) } else { seen };
         if let Sought::Free(slot) = seen {
             let room = FoundRoom::Free(slot);
-            self.come(&mut locked, room, key, value, between).map_err(Stop::waits)?;
+            self.come(&mut locked, room, key, value, between);
             return Ok(PutOutcome::Inserted);
         }
         if self.geometry().grows() {
@@ -634,8 +621,7 @@ impl Segment {
             let room_made = counters.room_made();
             let left = counters.gone();
             let Some(path) = self.moves.find_path(*key) else {
-                let answer = self.put_into_chain(key, value, (mode, between), Put::New);
-                if let Some(answer) = answer.map_err(Stop::waits)? {
+                if let Some(answer) = self.put_into_chain(key, value, (mode, between), Put::New) {
                     return Ok(answer);
                 }
                 self.vain.note(room_made.wrapping_add(left));
@@ -646,15 +632,12 @@ impl Segment {
                 let mut locked = self.slots().lock(self.slots().stripes_of_key(*key));
                 let answer = match broken(Rule::LastLook) {
                     true => None,
-                    false => {
-                        self.put_present(&mut locked, key, value, (mode, between)).map_err(Stop::waits)?
-                    }
+                    false => self.put_present(&mut locked, key, value, (mode, between)),
                 };
                 let full = self.refuse(key, room_made);
                 return answer.ok_or_else(|| full.into());
             };
-            let answer = self.put_along(&path, key, value, (mode, between), Put::New);
-            if let Some(answer) = answer.map_err(Stop::waits)? {
+            if let Some(answer) = self.put_along(&path, key, value, (mode, between), Put::New) {
                 self.vain.forget();
                 return Ok(answer);
             }
@@ -672,18 +655,18 @@ impl Segment {
         value: &Stored<'_>,
         how: (PutMode, B),
         put: Put,
-    ) -> Result<Option<PutOutcome>, B::MustWait> {
+    ) -> Option<PutOutcome> {
         let mut locked = self.moves.lock_path(path, *key);
-        if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put)? {
-            return Ok(answer);
+        if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put) {
+            return answer;
         }
         let keys = self.moves.keys_along(path);
         let movers = self.moves.hashed_all(&keys);
         if !self.moves.still_good(&locked, path, &movers) {
-            return Ok(None);
+            return None;
         }
-        self.put_new(&mut locked, FoundRoom::Along(path, &movers), key, value, (put, how.1))?;
-        Ok(Some(PutOutcome::Inserted))
+        self.put_new(&mut locked, FoundRoom::Along(path, &movers), key, value, (put, how.1));
+        Some(PutOutcome::Inserted)
     }
 
     /// L8, L5: the key may have gone to another segment meanwhile, or another thread may have put it. Then this put
@@ -696,12 +679,12 @@ impl Segment {
         value: &Stored<'_>,
         how: (PutMode, B),
         put: Put,
-    ) -> Result<ControlFlow<Option<PutOutcome>>, B::MustWait> {
+    ) -> ControlFlow<Option<PutOutcome>> {
         if put == Put::New && self.is_elsewhere(key) {
-            return Ok(ControlFlow::Break(None));
+            return ControlFlow::Break(None);
         }
-        let answer = if broken(Rule::LookAgain) { None } else { self.put_present(locked, key, value, how)? };
-        Ok(answer.map_or(ControlFlow::Continue(()), |answer| ControlFlow::Break(Some(answer))))
+        let answer = if broken(Rule::LookAgain) { None } else { self.put_present(locked, key, value, how) };
+        answer.map_or(ControlFlow::Continue(()), |answer| ControlFlow::Break(Some(answer)))
     }
 
     /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout
@@ -712,17 +695,17 @@ impl Segment {
         value: &Stored<'_>,
         how: (PutMode, B),
         put: Put,
-    ) -> Result<Option<PutOutcome>, B::MustWait> {
+    ) -> Option<PutOutcome> {
         if !self.homes().has_chains() {
-            return Ok(None);
+            return None;
         }
         let mut locked = self.slots().lock(self.slots().stripes_of_key(*key));
-        if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put)? {
-            return Ok(answer);
+        if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put) {
+            return answer;
         }
-        let Some(room) = self.homes().room_in_chain(key.home()) else { return Ok(None) };
-        self.put_new(&mut locked, FoundRoom::InChain(room), key, value, (put, how.1))?;
-        Ok(Some(PutOutcome::Inserted))
+        let room = self.homes().room_in_chain(key.home())?;
+        self.put_new(&mut locked, FoundRoom::InChain(room), key, value, (put, how.1));
+        Some(PutOutcome::Inserted)
     }
 
     /// Puts a new key, for which there is room. A copy is not a change: the key is in the other segment.
@@ -734,12 +717,11 @@ impl Segment {
         key: &Hashed<'_>,
         value: &Stored<'_>,
         (put, between): (Put, B),
-    ) -> Result<(), B::MustWait> {
+    ) {
         match put {
-            Put::New => self.come(locked, room, key, value, between)?,
+            Put::New => self.come(locked, room, key, value, between),
             Put::Copy => drop(self.place(locked, room, key, value)),
         }
-        Ok(())
     }
 
     /// Finishes a put whose key is present, or whose mode needs the key present. `None` otherwise.
@@ -749,7 +731,7 @@ impl Segment {
         key: &Hashed<'_>,
         value: &Stored<'_>,
         how: (PutMode, B),
-    ) -> Result<Option<PutOutcome>, B::MustWait> {
+    ) -> Option<PutOutcome> {
         let seen = self.slots().seek(key, self.slots().may_be_displaced(*key));
         self.put_over(locked, seen.at(), key, value, how)
     }
@@ -763,22 +745,22 @@ impl Segment {
         key: &Hashed<'_>,
         value: &Stored<'_>,
         (mode, between): (PutMode, B),
-    ) -> Result<Option<PutOutcome>, B::MustWait> {
+    ) -> Option<PutOutcome> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
         // O3: the key of a hidden entry is absent, but has its slot.
         let there = slot.map(|slot| (slot, self.found_in(slot)));
         let (slot, found, outcome) = match (there, mode) {
             (None, PutMode::Update) | (Some((_, EntryFound::Hidden)), PutMode::Update) => {
-                return Ok(Some(PutOutcome::Missing));
+                return Some(PutOutcome::Missing);
             }
-            (None, _) => return Ok(None),
+            (None, _) => return None,
             (Some((slot, EntryFound::Hidden)), _) => (slot, EntryFound::Hidden, PutOutcome::Inserted),
-            (Some(_), PutMode::Insert) => return Ok(Some(PutOutcome::Exists)),
+            (Some(_), PutMode::Insert) => return Some(PutOutcome::Exists),
             (Some((slot, found)), _) => (slot, found, PutOutcome::Updated),
         };
         let how = (LeftCause::Removed, between);
-        self.replace(locked, (slot, self.reference_in(slot), found), key, value, how)?;
-        Ok(Some(outcome))
+        self.replace(locked, (slot, self.reference_in(slot), found), key, value, how);
+        Some(outcome)
     }
 
     // ---- changes that depend on the value, removes ----------------------------------------------
@@ -801,17 +783,17 @@ impl Segment {
             // O3: the key of a hidden entry is absent, but has its slot.
             let found = there.as_ref().map_or(EntryFound::Hidden, |there| self.found(there.life));
             let shown = there.as_ref().filter(|_| found != EntryFound::Hidden);
-            match (slot, change.decide(shown, between.may_go_on())?) {
+            match (slot, change.decide(shown)?) {
                 (_, Becomes::Stays) | (None, Becomes::Leaves) => return Ok(None),
                 (Some(_), Becomes::Leaves) if shown.is_none() => return Ok(None),
                 (Some(slot), Becomes::Has(value)) => {
                     let how = (LeftCause::Removed, between);
-                    self.replace(&locked, (slot, before, found), key, &value, how).map_err(Stop::waits)?;
+                    self.replace(&locked, (slot, before, found), key, &value, how);
                     return Ok(Some(if shown.is_none() { Changed::Came } else { Changed::Replaced }));
                 }
                 (Some(slot), Becomes::Leaves) => {
                     let how = (LeftCause::Removed, between);
-                    if self.leave(&mut locked, (slot, found), key, how).map_err(Stop::waits)? {
+                    if self.leave(&mut locked, (slot, found), key, how) {
                         drop(locked);
                         self.moves.bring_home(slot);
                     }
@@ -865,7 +847,7 @@ impl Segment {
         if !is_it {
             return Ok(false);
         }
-        if self.leave(&mut locked, (slot, found), key, (cause, between)).map_err(Stop::waits)? {
+        if self.leave(&mut locked, (slot, found), key, (cause, between)) {
             drop(locked);
             self.moves.bring_home(slot);
         }

@@ -38,10 +38,10 @@ impl Index {
             }
             next
         });
-        let remove = |key: &Key, owner| self.remove_by(key, Which::Of(owner)).is_ok();
+        let remove = |key: &Key, owner| self.remove_if_free(key, Which::Of(owner)).is_ok();
         let of_owners = self.owners().and_then(|owners| {
             let has_more = owners.forget_left(self.table(), AT_ONCE).then_some(Duration::ZERO);
-            has_more.or(owners.tidy(self.table(), AT_ONCE, remove))
+            has_more.or(owners.tidy(self.shared_table(), AT_ONCE, remove))
         });
         let of_started = self.started().and_then(|started| self.tidy_started(started));
         let extents = self.table().extents();
@@ -110,9 +110,9 @@ impl Index {
     /// Removes up to `max` entries that have ended. Returns how long until there is more to do.
     fn expire(&self, lives: &Lives, max: usize) -> Option<Duration> {
         match lives.ends_by() {
-            EndsBy::Table => {
-                lives.expire(self.table(), max, |key, now| self.remove_by(key, Which::Ended(now)) == Ok(true))
-            }
+            EndsBy::Table => lives.expire(self.table(), max, |key, now| {
+                self.remove_if_free(key, Which::Ended(now)) == Ok(true)
+            }),
             EndsBy::Driver => None,
         }
     }

@@ -5,7 +5,7 @@ use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::{Which, check_lengths};
 use super::started::{StartAsked, StartSession, StartedPuts, StartedValue};
-use super::waits::ChangeWaits;
+use super::waits::{ChangeWait, ChangeWaits};
 use super::wanted::{Patience, WantedChange};
 use crate::config::StartLimits;
 use crate::layout::extent::extent_bytes;
@@ -115,7 +115,7 @@ impl Index {
         let for_memory = ChangeWaits::default();
         let waits = match patience {
             Patience::Sleeps => &for_memory,
-            Patience::Tries(waits) => waits,
+            Patience::Tries(waits) | Patience::TriesInTurn(waits) => waits,
         };
         let value = StartedValue::new(len, self.try_upload(key, len, waits)?);
         // The entry of a key that does not fit its slot names an extent, too.
@@ -189,6 +189,15 @@ impl Index {
         patience: Patience<'_>,
     ) -> Result<PutOutcome, PutError> {
         let (started, now_ns) = (self.all_started()?, self.table().clock().now_ns());
+        // Before the value is taken: a commit that is tried is made.
+        let patience = match patience {
+            Patience::Tries(waits) if self.is_in_turn(key) => {
+                waits.begin(ChangeWait::Thread);
+                return Err(PutError::Busy { rounds: 0 });
+            }
+            Patience::Tries(waits) => Patience::TriesInTurn(waits),
+            patience => patience,
+        };
         let value = started.take(key, ticket, session, now_ns).ok_or(PutError::NotStarted)?;
         let (given, stated) = (value.given(), value.len);
         if given != stated {
@@ -196,9 +205,9 @@ impl Index {
             return Err(PutError::StartedLength { given, stated });
         }
         let options = PutOptions::new();
-        let put = WantedChange::put(key, options).by(owner);
+        let put = WantedChange::put(key, options).by(owner).patience(patience);
         let outcome = match value.upload {
-            None => self.make(put.value(&value.bytes).patience(patience)),
+            None => self.make(put.value(&value.bytes)),
             Some(upload) => match upload.whole() {
                 None => Err(PutError::StartedLength { given, stated }),
                 Some(mut draft) => self.until_made(patience, |waits| self.make_named(put, &mut draft, waits)),
@@ -229,7 +238,7 @@ impl Index {
     /// stays.
     fn give_up(&self, key: &[u8]) {
         // If the key was absent, it has an entry of the put.
-        if self.remove_by(key, Which::Of(NOT_COMMITTED)).is_err()
+        if self.remove_if_free(key, Which::Of(NOT_COMMITTED)).is_err()
             && let Some(started) = self.started()
         {
             started.leave_for_later(self.geometry().hashed(key).first());

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! try ── made ──────────────────────────────────────────────────► the outcome
-//!  │ └── made, and its segment is too full ── a wait ── a step ──► the outcome
+//!  │ ├── made, and its segment is too full ── a wait ── a step ──► the outcome
+//!  │ └── decided, and to be made later ── a wait ── made ────────► the outcome
 //!  └── cannot be made yet ── a wait ── the next try
 //! ```
 //!
@@ -11,24 +12,28 @@
 //! wait: the thread of an embedder sleeps (`making.rs`). A server's worker has others to serve: it parks the request
 //! (`src/server/parking.rs`).
 //!
-//! A change that is made may wait, too: its split has to catch up before more keys come. It has its outcome, and is not
-//! made again.
+//! A change that has its outcome may wait, too: its split has to catch up before more keys come; or it was decided, and
+//! something has to come before it is made (L13). It is not tried again.
 
 use super::refusals::NoPath;
+use super::seams::DecidedEnd;
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 
 /// What a change waits for. Times are those of the table's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeWait {
     /// Until no reader depends on what is there now (M2): then there may be room.
     Readers { due_ns: u64 },
-    /// For a thread that carries a split on, or that uses memory which comes back.
+    /// For a thread that carries a split on, that uses memory which comes back, or that has the key's turn.
     Thread,
     /// For a thread that makes a segment.
     Maker,
     /// For memory of a long value, which comes no earlier than this.
     Memory { due_ns: u64 },
+    /// For what comes between its decision and its making. It has its outcome.
+    Decided,
 }
 
 /// The waits of one change, from try to try. Who makes the change keeps them.
@@ -45,6 +50,10 @@ pub(super) struct WaitState {
     memory_since_ns: Option<u64>,
     /// The split that has to go on before a change ends that is made.
     pub split: Option<LateSplit>,
+    /// What becomes of the change, which was decided.
+    decided: Option<Arc<DecidedEnd>>,
+    /// Whether an earlier try has begun what others go on with.
+    has_begun: bool,
 }
 
 /// How a put that found no room waits for it.
@@ -104,9 +113,40 @@ impl ChangeWaits {
         if self.are_any() { self.with(|state| state.now) } else { None }
     }
 
-    /// Whether the change is made, and waits before it ends.
-    pub fn is_made(&self) -> bool {
-        self.are_any() && self.with(|state| state.split.is_some())
+    /// Whether the change has its outcome, and waits before it ends.
+    pub fn has_outcome(&self) -> bool {
+        self.are_any() && self.with(|state| state.split.is_some() || state.decided.is_some())
+    }
+
+    /// What becomes of the change, if it was decided, and is to be made later.
+    #[inline(always)]
+    pub(super) fn decided(&self) -> Option<Arc<DecidedEnd>> {
+        if self.are_any() { self.with(|state| state.decided.clone()) } else { None }
+    }
+
+    /// The change was decided, and is to be made later.
+    #[cold]
+    pub(super) fn was_decided(&self, end: Arc<DecidedEnd>) {
+        self.with(|state| (state.now, state.decided) = (Some(ChangeWait::Decided), Some(end)));
+    }
+
+    /// Others go on with what was asked for. `has_begun`: this try has begun it.
+    #[cold]
+    pub(super) fn goes_on(&self, has_begun: bool) {
+        self.with(|state| {
+            state.now = Some(ChangeWait::Thread);
+            state.has_begun |= has_begun;
+        });
+    }
+
+    /// Whether an earlier try has begun it.
+    pub(super) fn has_begun(&self) -> bool {
+        self.are_any() && self.with(|state| state.has_begun)
+    }
+
+    /// What was decided has ended.
+    pub(super) fn has_ended(&self) {
+        self.with(|state| state.decided = None);
     }
 
     /// Ends this wait. Returns what it was for.

@@ -12,6 +12,8 @@ pub(crate) enum Patience<'w> {
     Sleeps,
     /// It has others to serve. The try ends with an error, and these waits have what the change waits for.
     Tries(&'w ChangeWaits),
+    /// Likewise, but it waits for the key's turn, which it has seen to be free.
+    TriesInTurn(&'w ChangeWaits),
 }
 
 /// The owner of a new entry.

@@ -1,16 +1,16 @@
 //! A log of changes on a disk: what was acknowledged survives a power cut (Y). `docs/PROTOCOL.md` has the rules.
 //!
 //! ```text
-//! change ─ decided ─ record ─ waits ─ visible ─ answered          of a worker
-//!                      │        ▲
-//!                      ▼        │
-//!                    buffer ─ write ─ sync                        of the log's thread, for all that came meanwhile
+//! change ─ decided ─ record                                  answered       of a worker, which goes on meanwhile
+//!                      │                                        ▲
+//!                      ▼                                        │
+//!                    buffer ─ write ─ sync ─ made, visible ─ told            of the log's thread, for all that came meanwhile
 //! ```
 //!
 //! * `frame` has the bytes of files and records.
 //! * `disk` is where the files are.
 //! * `read` finds what a log has, and shows it.
-//! * [`Log`] takes records, and says when they are on the disk.
+//! * [`Log`] takes records, and has changes made when they are on the disk.
 //! * `index/seams/` has changes wait for it; `server/replay.rs` begins with it.
 
 mod disk;
@@ -20,6 +20,8 @@ mod read;
 mod sim_disk;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+#[cfg(all(test, feature = "sim", not(loom)))]
+pub(crate) use {sim_disk::SimDisk, tests::begin as log_on};
 
 use crate::base::random;
 use crate::base::sync::lock_std;
@@ -31,7 +33,7 @@ pub(crate) use frame::LogRecord;
 pub use frame::LoggedTable;
 pub use read::LogError;
 use read::{FoundLog, LogFile, name_of};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -245,6 +247,8 @@ impl LogOnDisk {
             in_flight: BTreeSet::new(),
             by_subject: HashMap::default(),
             long: Long { bytes: LONG_BYTES, tell: None },
+            waiting: BTreeMap::new(),
+            being_made: 0,
             durable: next,
             written: next,
             failed: None,
@@ -304,6 +308,10 @@ struct LogState {
     in_flight: BTreeSet<u64>,
     /// Their numbers by what they are about: there is one at a time for each (L10).
     by_subject: HashMap<Subject, u64>,
+    /// What waits for records, by their numbers.
+    waiting: BTreeMap<u64, LogWaiter>,
+    /// How many of them do not wait any more, and are not done yet.
+    being_made: usize,
     /// All records below were written, and are on the disk.
     written: u64,
     durable: u64,
@@ -321,6 +329,15 @@ impl LogState {
     /// All records below this one are visible.
     fn applied(&self) -> u64 {
         self.in_flight.first().copied().unwrap_or(self.next)
+    }
+
+    /// A change is visible, or there is none any more.
+    fn is_done(&mut self, Logged { number, subject }: Logged) {
+        self.in_flight.remove(&number);
+        // A later one may be about the same by now.
+        if self.by_subject.get(&subject) == Some(&number) {
+            self.by_subject.remove(&subject);
+        }
     }
 }
 
@@ -347,7 +364,22 @@ impl std::fmt::Debug for Long {
 
 /// A record that was taken, until its change is visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Logged(u64);
+pub(crate) struct Logged {
+    number: u64,
+    subject: Subject,
+}
+
+/// Waits until a record is on the disk. Dropped, when nobody knows whether it will be.
+pub(crate) trait WaitsForDisk: std::fmt::Debug + Send {
+    /// The record is there. Waits for no disk.
+    fn is_there(self: Box<Self>);
+}
+
+#[derive(Debug)]
+struct LogWaiter {
+    logged: Logged,
+    who: Box<dyn WaitsForDisk>,
+}
 
 impl Log {
     /// Takes the record of a change of the key with this hash. It is not on the disk yet. The key's lock is held: this
@@ -377,7 +409,7 @@ impl Log {
         if is_first {
             self.shared.to_write.notify_one();
         }
-        Ok(Logged(number))
+        Ok(Logged { number, subject })
     }
 
     /// Whether a change must wait before it is made (Y1): for the disk, or for room in the buffer.
@@ -388,18 +420,37 @@ impl Log {
         }
     }
 
-    /// Waits until a record is on the disk, or, where changes do not wait for that, until it was written.
+    /// Has this told when a record is on the disk, or, where changes do not wait for that, when it was written: at once, or
+    /// by the log's thread. Drops it if the disk fails.
+    pub fn when_there(&self, logged: Logged, who: Box<dyn WaitsForDisk>) {
+        let mut state = lock_std(&self.shared.state);
+        if self.shared.reached(&state) > logged.number {
+            drop(state);
+            who.is_there();
+            lock_std(&self.shared.state).is_done(logged);
+        } else if state.failed.is_some() {
+            drop(state);
+            drop(who);
+        } else {
+            state.waiting.insert(logged.number, LogWaiter { logged, who });
+        }
+    }
+
+    /// Waits until nothing waits for a record any more.
+    pub fn drain(&self) {
+        let waits = |state: &mut LogState| !state.waiting.is_empty() || state.being_made > 0;
+        let state = lock_std(&self.shared.state);
+        drop(self.shared.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Waits until a record is on the disk, likewise.
     ///
     /// # Errors
     /// [`LogFailed`]: nobody knows whether it will be there after a crash.
-    pub fn wait(&self, Logged(number): Logged) -> Result<(), LogFailed> {
+    pub fn wait(&self, Logged { number, .. }: Logged) -> Result<(), LogFailed> {
         let mut state = lock_std(&self.shared.state);
         loop {
-            let reached = match self.shared.fsync {
-                Fsync::Always => state.durable,
-                Fsync::EverySecond | Fsync::Never => state.written,
-            };
-            if reached > number {
+            if self.shared.reached(&state) > number {
                 return Ok(());
             }
             // Y2
@@ -422,13 +473,12 @@ impl Log {
         }
     }
 
-    /// An owner is about to go. Waits as a change does (Y8).
+    /// An owner is about to go. Takes the record of that, which is to be there before (Y8).
     ///
     /// # Errors
     /// [`LogFailed`]: the owner stays.
-    pub fn owner_goes(&self, owner: u16) -> Result<(), LogFailed> {
-        let logged = self.take_of(Subject::Owner(owner), LogRecord::OwnerGone { owner })?;
-        if self.must_wait() { self.wait(logged) } else { Ok(()) }
+    pub fn owner_goes(&self, owner: u16) -> Result<Logged, LogFailed> {
+        self.take_of(Subject::Owner(owner), LogRecord::OwnerGone { owner })
     }
 
     /// The owner's entries are hidden (Y3).
@@ -498,7 +548,9 @@ impl Drop for Log {
     fn drop(&mut self) {
         lock_std(&self.shared.state).is_ending = true;
         self.shared.to_write.notify_one();
-        if let Some(thread) = self.thread.take() {
+        // The last one who had the log may be a change that its thread has made.
+        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !is_own(thread)) {
             let _ = thread.join();
         }
     }
@@ -545,9 +597,39 @@ impl LogShared {
             tracing::error!(%error, file = %writer.name, "the log's disk has failed; no change is made any more");
             let mut state = lock_std(&self.state);
             state.failed = Some(LogFailed(error.to_string().into()));
+            let waiting = std::mem::take(&mut state.waiting);
             drop(state);
+            drop(waiting);
             self.changed.notify_all();
         }
+    }
+
+    /// All records below this one are there, as changes wait for them.
+    fn reached(&self, state: &LogState) -> u64 {
+        match self.fsync {
+            Fsync::Always => state.durable,
+            Fsync::EverySecond | Fsync::Never => state.written,
+        }
+    }
+
+    /// Tells all whose records are there.
+    fn tell(&self) {
+        let mut state = lock_std(&self.state);
+        let reached = self.reached(&state);
+        let later = state.waiting.split_off(&reached);
+        let there = std::mem::replace(&mut state.waiting, later);
+        state.being_made = there.len();
+        drop(state);
+        self.changed.notify_all();
+        if there.is_empty() {
+            return;
+        }
+        for LogWaiter { logged, who } in there.into_values() {
+            who.is_there();
+            lock_std(&self.state).is_done(logged);
+        }
+        lock_std(&self.state).being_made = 0;
+        self.changed.notify_all();
     }
 
     fn write_all(&self, writer: &mut Writer) -> io::Result<()> {
@@ -613,7 +695,7 @@ impl LogShared {
                 state.long.tell.as_ref().inspect(|tell| tell());
             }
             drop(state);
-            self.changed.notify_all();
+            self.tell();
             if is_over {
                 return Ok(());
             }

@@ -59,7 +59,7 @@ impl SimState {
 
 /// A disk of a test.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SimDisk(Arc<Mutex<SimState>>);
+pub(crate) struct SimDisk(Arc<Mutex<SimState>>);
 
 #[derive(Debug)]
 struct Open {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const TABLE: LoggedTable = LoggedTable { generation: 1, incarnation: 1, made_ns: 0, boot: 1 };
 
-fn begin(disk: &SimDisk, fsync: Fsync) -> Log {
+pub(crate) fn begin(disk: &SimDisk, fsync: Fsync) -> Log {
     LogOnDisk::on(Arc::new(disk.clone()), None).unwrap().go_on(TABLE, fsync).unwrap()
 }
 
@@ -76,7 +76,7 @@ fn cut_at_random(seed: u64, fails: bool) -> Result<(), String> {
                     };
                     let Ok(logged) = logged else { return };
                     if !log.must_wait() || log.wait(logged).is_ok() {
-                        acknowledged.fetch_max(logged.0 + 1, Ordering::SeqCst);
+                        acknowledged.fetch_max(logged.number + 1, Ordering::SeqCst);
                     }
                 }
             });

@@ -29,7 +29,7 @@ pub(crate) mod memory;
 mod once;
 mod patience;
 
-pub(crate) use once::Once;
+pub(crate) use once::{HasReply, Once, TakenRequest};
 pub(crate) use patience::SpinTime;
 
 use crate::base::sync::{AtomicU64, Ordering, fence};

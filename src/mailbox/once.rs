@@ -3,6 +3,17 @@
 use super::CellMark;
 use crate::wire;
 
+/// What becomes of a request that was taken.
+#[derive(Debug)]
+pub(crate) enum TakenRequest {
+    /// It has this reply.
+    Answered(wire::Reply),
+    /// Its reply comes later.
+    Later,
+    /// It has none.
+    Unanswered,
+}
+
 /// The last attempt taken from a cell, and the reply to it (Q3).
 #[derive(Debug, Default)]
 pub(crate) struct Once {
@@ -35,8 +46,14 @@ impl Once {
         frame: &[u8],
         answer: impl FnOnce(wire::Request<'_>) -> Option<wire::Reply>,
     ) -> bool {
-        let answer = |_: &wire::Frame<'_>, request: wire::Request<'_>| Ok(answer(request));
-        self.try_take(mark, frame, answer).unwrap_or_else(|never: std::convert::Infallible| match never {})
+        let answer = |_: &wire::Frame<'_>, request: wire::Request<'_>| {
+            Ok(answer(request).map_or(TakenRequest::Unanswered, TakenRequest::Answered))
+        };
+        let taken: Result<_, std::convert::Infallible> = self.try_take(mark, frame, answer);
+        match taken {
+            Ok(taken) => taken == HasReply::Now,
+            Err(never) => match never {},
+        }
     }
 
     /// Handles a request, likewise, unless it has to wait: then it is not taken, and is handled again.
@@ -47,28 +64,47 @@ impl Once {
         &mut self,
         mark: CellMark,
         frame: &[u8],
-        answer: impl FnOnce(&wire::Frame<'_>, wire::Request<'_>) -> Result<Option<wire::Reply>, W>,
-    ) -> Result<bool, W> {
+        answer: impl FnOnce(&wire::Frame<'_>, wire::Request<'_>) -> Result<TakenRequest, W>,
+    ) -> Result<HasReply, W> {
         if mark.sequence < self.taken.sequence {
-            return Ok(false);
+            return Ok(HasReply::Never);
         }
         if mark.sequence > self.taken.sequence {
             let frame = wire::decode(frame).ok().flatten().filter(|frame| frame.id == mark.sequence);
             let request = frame.and_then(|frame| Some((frame, wire::Request::decode(&frame).ok()?)));
-            let reply = match request {
+            let taken = match request {
                 Some((frame, request)) => answer(&frame, request)?,
-                None => None,
+                None => TakenRequest::Unanswered,
             };
             self.reply.clear();
-            match reply {
-                Some(reply) => reply.encode(mark.sequence, &mut self.reply),
+            match taken {
+                TakenRequest::Answered(reply) => reply.encode(mark.sequence, &mut self.reply),
+                TakenRequest::Later => {
+                    self.taken = mark;
+                    return Ok(HasReply::Later);
+                }
                 // No oneread client sends this. Its sender gets no reply.
-                None => tracing::debug!("a sealed cell that is no request"),
+                TakenRequest::Unanswered => tracing::debug!("a sealed cell that is no request"),
             }
         }
         self.taken = mark;
-        Ok(!self.reply.is_empty())
+        Ok(if self.reply.is_empty() { HasReply::Never } else { HasReply::Now })
     }
+
+    /// The frame of a reply that comes later.
+    pub fn later(&mut self, sequence: u64, reply: &wire::Reply) -> &[u8] {
+        self.reply.clear();
+        reply.encode(sequence, &mut self.reply);
+        &self.reply
+    }
+}
+
+/// Whether there is a reply to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HasReply {
+    Now,
+    Later,
+    Never,
 }
 
 #[cfg(test)]

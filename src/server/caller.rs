@@ -6,8 +6,8 @@ use super::held::{ClientMemory, TakenShare};
 use super::snapshots::Saver;
 use crate::faults::{Rule, obey};
 use crate::index::{
-    ChangeWaits, ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession,
-    Upload,
+    ChangeWaits, ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, Patience,
+    StartSession, Upload,
 };
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions, PutOutcome};
@@ -153,7 +153,7 @@ impl Caller {
 
     /// Keeps an uploaded value whose change waits, for its next try.
     fn keep_while_it_waits(&mut self, key: &[u8], draft: ExtentDraft, waits: &ChangeWaits) {
-        if waits.now().is_some() && !waits.is_made() {
+        if waits.now().is_some() && !waits.has_outcome() {
             let value = Upload::new(draft);
             self.upload = UploadState::Begun { key: key.into(), value, since: Instant::now(), given: 0 };
         }
@@ -193,13 +193,13 @@ impl Changer<'_> {
     }
 
     /// Removes a key.
-    pub fn remove(self, key: &[u8]) -> Reply {
-        Reply::Removed(self.index.remove(key))
+    pub fn remove(self, key: &[u8], waits: &ChangeWaits) -> Reply {
+        Reply::Removed(self.index.try_remove(key, waits))
     }
 
     /// Removes a key if its value is the expected one.
-    pub fn remove_if(self, key: &[u8], expected: Expected<'_>) -> Reply {
-        Reply::Swapped(self.index.remove_expected(key, expected))
+    pub fn remove_if(self, key: &[u8], expected: Expected<'_>, waits: &ChangeWaits) -> Reply {
+        Reply::Swapped(self.index.remove_expected(key, expected, Patience::Tries(waits)))
     }
 
     /// Changes a part of a value.
@@ -209,16 +209,16 @@ impl Changer<'_> {
     }
 
     /// Gives an entry another end.
-    pub fn touch(self, key: &[u8], ttl: Option<Duration>) -> Reply {
+    pub fn touch(self, key: &[u8], ttl: Option<Duration>, waits: &ChangeWaits) -> Reply {
         let touched = |is_there| if is_there { PutOutcome::Updated } else { PutOutcome::Missing };
-        Reply::Put(self.index.touch(key, ttl).map(touched))
+        Reply::Put(self.index.touch_by(key, ttl, Patience::Tries(waits)).map(touched))
     }
 
     /// Continues a removal of all keys at a place.
-    pub fn clear_on(self, place: [u64; 2]) -> Reply {
+    pub fn clear_on(self, place: [u64; 2], waits: &ChangeWaits) -> Reply {
         /// A client's turn may be twice as long.
         const STEP: Duration = Duration::from_millis(1);
-        match self.index.clear_on(ClearPlace(place), STEP) {
+        match self.index.clear_on(ClearPlace(place), STEP, waits) {
             Ok(Cleared { removed, progress_ppm, next }) => {
                 let ClearPlace(place) = next.unwrap_or_default();
                 Reply::Cleared { removed, progress_ppm: progress_ppm.into(), place }
@@ -228,8 +228,8 @@ impl Changer<'_> {
     }
 
     /// Hides all entries of an owner.
-    pub fn remove_owner(self, number: u16) -> Reply {
-        Reply::Removed(self.index.remove_owner(number))
+    pub fn remove_owner(self, number: u16, waits: &ChangeWaits) -> Reply {
+        Reply::Removed(self.index.try_remove_owner(number, waits))
     }
 
     /// Has segments with few keys merged.

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 /// A thread and its event loop. `None` for a thread that is parked when it sleeps, or that wakes when the others end.
 pub(super) type Thread = (Option<EventLoop>, JoinHandle<()>);
 
-/// Proof that no thread of the server answers requests any more.
+/// Proof that no thread of the server answers requests any more, and that all changes are made that were decided.
 #[derive(Debug)]
 pub(super) struct Ended(());
 
 impl Ended {
     /// Tells the threads to stop and waits for them.
-    pub fn new(stopping: &AtomicBool, threads: &mut Vec<Thread>) -> Ended {
+    pub fn new(stopping: &AtomicBool, threads: &mut Vec<Thread>, index: &Index) -> Ended {
         stopping.store(true, Ordering::Release);
         for (event_loop, thread) in threads.drain(..) {
             // The waker is kept until the thread has ended: closing it would discard its event.
@@ -27,6 +27,7 @@ impl Ended {
             thread.thread().unpark();
             let _ = thread.join();
         }
+        index.log().into_iter().for_each(|log| log.drain());
         Ended(())
     }
 }

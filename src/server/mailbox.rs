@@ -1,12 +1,14 @@
 //! The server's end of a client's mailbox on shm ([`crate::mailbox::memory`]).
 
 use super::caller::Caller;
+use super::held_replies::HeldReplies;
 use super::mailboxes::{MailboxMemory, MailboxShare};
-use super::parking::{ParkAnswer, ParkLook, Parked, RequestAt};
+use super::park_room::RequestAt;
+use super::parking::{ParkAnswer, ParkLook, Parked};
 use super::shared::ServerState;
 use crate::layout::geometry::Geometry;
 use crate::mailbox::memory::{self, Mailbox, WINDOW};
-use crate::mailbox::{self, CellMark, Once, SpinTime};
+use crate::mailbox::{self, CellMark, HasReply, Once, SpinTime, TakenRequest};
 use crate::region::RegionError;
 use crate::wire::{Frame, Request};
 use std::os::fd::OwnedFd;
@@ -32,6 +34,8 @@ pub(super) struct ServerMailbox {
     last: Instant,
     /// The client's last announcement that was answered by a ring.
     rung: u64,
+    /// The last request whose reply is stored.
+    stored: u64,
 }
 
 impl Drop for ServerMailbox {
@@ -72,6 +76,7 @@ impl ServerMailbox {
             patience: SpinTime::new(LINGER_MIN, LINGER_MAX),
             last: Instant::now(),
             rung: 0,
+            stored: 0,
         };
         Ok(Some((end, fd)))
     }
@@ -133,7 +138,7 @@ impl ServerMailbox {
         shared: &ServerState,
         caller: &mut Caller,
         turn_ends: Instant,
-        parked: (&mut Option<Parked>, ParkLook),
+        parked: (&mut MailboxParked<'_>, ParkLook),
     ) -> Result<Visit, String> {
         let visit = match self.is_next_there() {
             true => self.answer_all(shared, caller, turn_ends, parked)?,
@@ -142,12 +147,40 @@ impl ServerMailbox {
         Ok(Visit { lingers: !self.patience.time().is_zero(), ..visit })
     }
 
+    /// Stores replies that wait no longer. Returns whether all are stored, and whether the client must be woken.
+    pub fn send_held(
+        &mut self,
+        shared: &ServerState,
+        held: &mut HeldReplies,
+    ) -> Result<(bool, Visit), String> {
+        let ServerMailbox { mailbox, once, stored, .. } = self;
+        let mut fits = true;
+        let are_all = held.send(shared, |sequence, reply| {
+            fits &= mailbox::store(mailbox.reply(sequence), sequence, once.later(sequence, &reply));
+            *stored = sequence;
+        });
+        if !fits {
+            return Err("a reply that fits no cell".into());
+        }
+        let until = self.mailbox.client().heard();
+        Ok((are_all, Visit { has_rung: self.is_to_ring(until), ..Visit::default() }))
+    }
+
+    /// Whether the client must be woken, which sleeps until it has this reply.
+    fn is_to_ring(&mut self, until: u64) -> bool {
+        let is_to_ring = until != 0 && until <= self.stored && until != self.rung;
+        if is_to_ring {
+            self.rung = until;
+        }
+        is_to_ring
+    }
+
     fn answer_all(
         &mut self,
         shared: &ServerState,
         caller: &mut Caller,
         turn_ends: Instant,
-        (parked, look): (&mut Option<Parked>, ParkLook),
+        (parked, look): (&mut MailboxParked<'_>, ParkLook),
     ) -> Result<Visit, String> {
         // The request that a ring announced does not count: it was not found by polling.
         if std::mem::replace(&mut self.has_asked, true) {
@@ -169,11 +202,7 @@ impl ServerMailbox {
         if answered > 0 && until == 0 {
             self.patience.rewarded();
         }
-        let has_rung = until != 0 && until <= self.once.taken().sequence && until != self.rung;
-        if has_rung {
-            self.rung = until;
-        }
-        Ok(Visit { answered, has_rung, lingers: true })
+        Ok(Visit { answered, has_rung: self.is_to_ring(until), lingers: true })
     }
 
     /// Answers the next request. Returns `false` if it has to wait: then it stays the next one (Q13).
@@ -181,9 +210,12 @@ impl ServerMailbox {
         &mut self,
         shared: &ServerState,
         caller: &mut Caller,
-        (parked, look): (&mut Option<Parked>, ParkLook),
+        (MailboxParked { parked, replies }, look): (&mut MailboxParked<'_>, ParkLook),
     ) -> Result<bool, String> {
-        let ServerMailbox { mailbox, once, copy, .. } = self;
+        if replies.as_ref().is_some_and(HeldReplies::are_many) {
+            return Ok(false);
+        }
+        let ServerMailbox { mailbox, once, copy, stored, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // Fetching what another CPU stored takes time. The next request of a batch is fetched
         // during this one.
@@ -196,24 +228,47 @@ impl ServerMailbox {
         let answer = |frame: &Frame<'_>, request: Request<'_>| {
             let asked = (frame.id, frame.patience(), request);
             match shared.answer_or_park(caller, asked, held, (RequestAt::Mailbox, look)) {
-                ParkAnswer::Now(reply) => Ok(Some(reply)),
-                ParkAnswer::NotHere => Ok(None),
+                ParkAnswer::Now(reply) => Ok(match replies {
+                    Some(held) => {
+                        held.hold_behind(sequence, reply);
+                        TakenRequest::Later
+                    }
+                    None => TakenRequest::Answered(reply),
+                }),
+                ParkAnswer::Later(later) => {
+                    let reply = HeldReplies::hold(replies, shared, RequestAt::Mailbox, (sequence, later));
+                    Ok(reply.map_or(TakenRequest::Later, TakenRequest::Answered))
+                }
+                ParkAnswer::NotHere => Ok(TakenRequest::Unanswered),
                 ParkAnswer::Taken(waits) | ParkAnswer::Stays(waits) => Err(waits),
             }
         };
         match once.try_take(CellMark { sequence, attempt: 0 }, frame, answer) {
-            Ok(true) => {}
-            Ok(false) => return Err("a request cell without a request".into()),
+            Ok(HasReply::Now) => {}
+            Ok(HasReply::Later) => return Ok(true),
+            Ok(HasReply::Never) => return Err("a request cell without a request".into()),
             Err(waits) => {
-                *parked = Some(waits);
+                // What is behind replies that wait is asked again then.
+                if replies.is_none() {
+                    **parked = Some(waits);
+                }
                 return Ok(false);
             }
         }
         if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
             return Err("a reply that fits no cell".into());
         }
+        *stored = sequence;
         Ok(true)
     }
+}
+
+/// What waits of a connection with a mailbox.
+pub(super) struct MailboxParked<'p> {
+    /// A request, in the mailbox or elsewhere.
+    pub parked: &'p mut Option<Parked>,
+    /// Replies to requests in the mailbox.
+    pub replies: Option<HeldReplies>,
 }
 
 #[cfg(all(test, not(loom)))]
@@ -250,6 +305,11 @@ mod tests {
         let mut frame = Vec::new();
         Request::Get { key: b"key" }.encode(sequence, &mut frame);
         assert!(store(mailbox.request(sequence), sequence, &frame));
+    }
+
+    /// Nothing waits.
+    fn nothing(parked: &mut Option<Parked>) -> MailboxParked<'_> {
+        MailboxParked { parked, replies: None }
     }
 
     fn later() -> Instant {
@@ -315,9 +375,14 @@ mod tests {
         assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
         assert!(!end.wakes(), "it is awake still");
         assert_eq!(
-            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
-                .unwrap()
-                .answered,
+            end.visit(
+                &shared,
+                &mut Caller::new(Role::Change),
+                later(),
+                (&mut nothing(&mut None), ParkLook::Again)
+            )
+            .unwrap()
+            .answered,
             1
         );
         // Nothing comes: it rests.
@@ -339,9 +404,14 @@ mod tests {
             ask(&mailbox, asked);
             let before = Instant::now();
             assert_eq!(
-                end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
-                    .unwrap()
-                    .answered,
+                end.visit(
+                    &shared,
+                    &mut Caller::new(Role::Change),
+                    later(),
+                    (&mut nothing(&mut None), ParkLook::Again)
+                )
+                .unwrap()
+                .answered,
                 1
             );
             assert!(end.last >= before, "it looks for so long from now on");
@@ -390,16 +460,26 @@ mod tests {
             (next..next + asked).for_each(|sequence| ask(&mailbox, sequence));
             next += asked;
             assert_eq!(
-                end.visit(&shared, &mut Caller::new(Role::Change), turn_ends, (&mut None, ParkLook::Again))
-                    .unwrap()
-                    .answered,
+                end.visit(
+                    &shared,
+                    &mut Caller::new(Role::Change),
+                    turn_ends,
+                    (&mut nothing(&mut None), ParkLook::Again)
+                )
+                .unwrap()
+                .answered,
                 answered
             );
         }
         assert_eq!(
-            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
-                .unwrap()
-                .answered,
+            end.visit(
+                &shared,
+                &mut Caller::new(Role::Change),
+                later(),
+                (&mut nothing(&mut None), ParkLook::Again)
+            )
+            .unwrap()
+            .answered,
             0
         );
         for sequence in next - WINDOW..next {
@@ -412,17 +492,27 @@ mod tests {
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
             assert_eq!(
-                end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
-                    .unwrap()
-                    .answered,
+                end.visit(
+                    &shared,
+                    &mut Caller::new(Role::Change),
+                    later(),
+                    (&mut nothing(&mut None), ParkLook::Again)
+                )
+                .unwrap()
+                .answered,
                 0,
                 "{sequence}"
             );
         }
         assert!(store(mailbox.request(next), next, b"nonsense"));
         assert_eq!(
-            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
-                .unwrap_err(),
+            end.visit(
+                &shared,
+                &mut Caller::new(Role::Change),
+                later(),
+                (&mut nothing(&mut None), ParkLook::Again)
+            )
+            .unwrap_err(),
             "a request cell without a request"
         );
     }
@@ -433,9 +523,14 @@ mod tests {
         let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
             asked.for_each(|sequence| ask(&mailbox, sequence));
-            end.visit(&shared, &mut Caller::new(Role::Change), later(), (&mut None, ParkLook::Again))
-                .unwrap()
-                .has_rung
+            end.visit(
+                &shared,
+                &mut Caller::new(Role::Change),
+                later(),
+                (&mut nothing(&mut None), ParkLook::Again),
+            )
+            .unwrap()
+            .has_rung
         };
         assert!(!visit(1..=1), "it does not sleep");
         mailbox.client().announce(3);

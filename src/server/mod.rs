@@ -16,6 +16,7 @@ mod error;
 pub(crate) mod feed;
 mod gets;
 pub(crate) mod held;
+mod held_replies;
 mod mailbox;
 mod mailboxes;
 mod park_room;
@@ -554,7 +555,7 @@ impl Server {
             saver.end();
         }
         shared.index.end_owners();
-        let ended = Ended::new(&shared.stopping, threads);
+        let ended = Ended::new(&shared.stopping, threads, &shared.index);
         let is_undone = match undone.get() {
             None => false,
             Some(UndoStart::Always) => made_with.is_some(),

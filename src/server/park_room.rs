@@ -14,6 +14,46 @@ const PARKED_FOR_MAX: Duration = Duration::from_secs(60);
 /// that wait would wake their worker a thousand times.
 const SLACK: u32 = 16;
 
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestAt {
+    /// In the input of a socket.
+    Socket,
+    /// In a message over verbs.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "messages go over verbs"))]
+    Message {
+        /// Whether it is the message, and none is behind it.
+        is_alone: bool,
+    },
+    /// In a mailbox.
+    Mailbox,
+}
+
+impl RequestAt {
+    /// In any message over verbs.
+    #[cfg(feature = "verbs")]
+    pub const MESSAGE: RequestAt = RequestAt::Message { is_alone: false };
+
+    /// Whether a request for changes of the table may wait there: where the next request ends the wait.
+    pub fn may_wait_for_feed(self) -> bool {
+        match self {
+            RequestAt::Socket => true,
+            RequestAt::Message { is_alone } => is_alone,
+            RequestAt::Mailbox => false,
+        }
+    }
+
+    /// Whether both are requests of one queue.
+    pub fn is_queue_of(self, other: RequestAt) -> bool {
+        match (self, other) {
+            (RequestAt::Socket, RequestAt::Socket)
+            | (RequestAt::Message { .. }, RequestAt::Message { .. })
+            | (RequestAt::Mailbox, RequestAt::Mailbox) => true,
+            (RequestAt::Socket | RequestAt::Message { .. } | RequestAt::Mailbox, _) => false,
+        }
+    }
+}
+
 /// The room for parked requests of all connections.
 #[derive(Debug)]
 pub(super) struct ParkRoom {
@@ -62,7 +102,9 @@ impl ParkRoom {
     pub fn longest(wait: ChangeWait, patience: Duration) -> Duration {
         match wait {
             ChangeWait::Memory { .. } => patience.min(PARKED_FOR_MAX),
-            ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker => PARKED_FOR_MAX,
+            ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Decided => {
+                PARKED_FOR_MAX
+            }
         }
     }
 

@@ -11,9 +11,9 @@
 //!                  └── its connection ends, or the server   none
 //! ```
 //!
-//! There are two kinds. A request for changes of the table was taken, and its connection's next request ends the wait
-//! (Q11). A change that cannot be made yet, or is made and cannot be answered yet, stays the first request of its queue:
-//! what is behind it waits, too (Q13).
+//! There are three kinds. A request for changes of the table was taken, and its connection's next request ends the wait
+//! (Q11). A change that cannot be made yet stays the first request of its queue: what is behind it waits, too (Q13). Of a
+//! change that has its outcome, and cannot be answered yet, only the reply waits (`held_replies.rs`).
 //!
 //! A connection has one parked request at most, and all of them together a bound. Beyond that a request is answered at
 //! once, with what there is, and its client asks again after a pause, as clients of earlier versions do.
@@ -22,7 +22,8 @@
 
 use super::caller::Caller;
 use super::feed::{self, FeedFound};
-use super::park_room::{ParkPlace, ParkRoom};
+use super::held_replies::{HeldReplies, LaterReply};
+use super::park_room::{ParkPlace, ParkRoom, RequestAt};
 use super::shared::ServerState;
 use crate::faults::{Rule, broken};
 use crate::index::{ChangeWait, ChangeWaits, Index, ThreadBell};
@@ -40,13 +41,13 @@ pub(super) struct Parked {
     what: ParkedRequest,
     /// When it is looked at next, if nothing is told before.
     until: Instant,
-    place: ParkPlace,
 }
 
 #[derive(Debug)]
 enum ParkedRequest {
     Feed(ParkedFeed),
     Change(Box<ParkedChange>),
+    Replies(Box<HeldReplies>),
 }
 
 /// A request for changes of the table. It was taken out of its queue.
@@ -57,6 +58,7 @@ struct ParkedFeed {
     frame: Box<[u8]>,
     /// Changes before this one were looked at: none of them is wanted.
     seen: u64,
+    _place: ParkPlace,
 }
 
 /// A change that waits. It is still the first request of its queue.
@@ -64,49 +66,12 @@ struct ParkedFeed {
 struct ParkedChange {
     at: RequestAt,
     waits: ChangeWaits,
-    /// Its reply, if it is made, and must not be answered yet (Q15).
-    made: Option<Reply>,
     begun: Instant,
     /// How long its client lets it wait for memory.
     patience: Duration,
     /// What was told before this number, the last try has seen.
     seen: u64,
-}
-
-/// Where a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestAt {
-    /// In the input of a socket.
-    Socket,
-    /// In a message over verbs.
-    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "messages go over verbs"))]
-    Message {
-        /// Whether it is the message, and none is behind it.
-        is_alone: bool,
-    },
-    /// In a mailbox.
-    Mailbox,
-}
-
-impl RequestAt {
-    /// Whether a request for changes of the table may wait there: where the next request ends the wait.
-    fn may_wait_for_feed(self) -> bool {
-        match self {
-            RequestAt::Socket => true,
-            RequestAt::Message { is_alone } => is_alone,
-            RequestAt::Mailbox => false,
-        }
-    }
-
-    /// Whether both are requests of one queue.
-    fn is_queue_of(self, other: RequestAt) -> bool {
-        match (self, other) {
-            (RequestAt::Socket, RequestAt::Socket)
-            | (RequestAt::Message { .. }, RequestAt::Message { .. })
-            | (RequestAt::Mailbox, RequestAt::Mailbox) => true,
-            (RequestAt::Socket | RequestAt::Message { .. } | RequestAt::Mailbox, _) => false,
-        }
-    }
+    _place: ParkPlace,
 }
 
 /// What becomes of a request.
@@ -116,6 +81,8 @@ pub(super) enum ParkAnswer {
     Taken(Parked),
     /// It waits where it stands.
     Stays(Parked),
+    /// It is answered so, but later.
+    Later(LaterReply),
     /// It is about the conversation.
     NotHere,
 }
@@ -151,18 +118,20 @@ impl ServerState {
                         Some(place) => {
                             let (until, mut frame) = (self.parking.until(within), Vec::new());
                             request.encode(id, &mut frame);
-                            let what = ParkedRequest::Feed(ParkedFeed { id, frame: frame.into(), seen });
-                            ParkAnswer::Taken(Parked { what, until, place })
+                            let feed = ParkedFeed { id, frame: frame.into(), seen, _place: place };
+                            ParkAnswer::Taken(Parked { what: ParkedRequest::Feed(feed), until })
                         }
                     },
                 }
             }
             request => match held {
                 None => self.begin_change(caller, patience, request, (at, look)),
-                Some(Parked { what: ParkedRequest::Change(change), place, .. }) => {
-                    self.go_on(caller, request, (change, place), look)
+                Some(Parked { what: ParkedRequest::Change(change), .. }) => {
+                    self.go_on(caller, request, change, look)
                 }
-                Some(Parked { what: ParkedRequest::Feed(_), .. }) => unreachable!("it was taken"),
+                Some(Parked { what: ParkedRequest::Feed(_) | ParkedRequest::Replies(_), .. }) => {
+                    unreachable!("it was taken")
+                }
             },
         }
     }
@@ -179,80 +148,63 @@ impl ServerState {
         let (waits, seen) = (ChangeWaits::default(), self.index.news().told());
         let Some(reply) = self.try_answer(caller, request, &waits, None) else { return ParkAnswer::NotHere };
         let Some(wait) = waits.now() else { return ParkAnswer::Now(reply) };
+        // Q15
+        if waits.has_outcome() && !broken(Rule::WaitOnce) {
+            return ParkAnswer::Later(LaterReply { reply, waits, seen });
+        }
         let begun = Instant::now();
         let ends = begun + ParkRoom::longest(wait, patience);
-        let is_made = waits.is_made();
         let may_wait = look == ParkLook::Again && begun < ends;
         let Some(place) = may_wait.then(|| self.parking.place()).flatten() else {
-            return self.last_answer(caller, request, reply, is_made);
+            return self.last_answer(caller, request, reply);
         };
-        let made = is_made.then_some(reply);
-        let change = Box::new(ParkedChange { at, waits, made, begun, patience, seen });
-        ParkAnswer::Stays(self.parked(change, place, (wait, ends)))
+        ParkAnswer::Stays(
+            self.parked(ParkedChange { at, waits, begun, patience, seen, _place: place }, (wait, ends)),
+        )
     }
 
     /// The answer to a change that has to wait, but cannot.
     #[cold]
-    fn last_answer(
-        &self,
-        caller: &mut Caller,
-        request: Request<'_>,
-        reply: Reply,
-        is_made: bool,
-    ) -> ParkAnswer {
-        if is_made {
-            return ParkAnswer::Now(reply);
-        }
+    fn last_answer(&self, caller: &mut Caller, request: Request<'_>, reply: Reply) -> ParkAnswer {
         if let Request::UploadPut { .. } | Request::UploadSwap { .. } = request {
             caller.drop_upload();
         }
         ParkAnswer::Now(self.counted(reply))
     }
 
-    /// The next try of a change that has waited, or its next step, if it is made.
+    /// The next try of a change that has waited.
     #[cold]
     fn go_on(
         &self,
         caller: &mut Caller,
         request: Request<'_>,
-        (mut change, place): (Box<ParkedChange>, ParkPlace),
+        mut change: Box<ParkedChange>,
         look: ParkLook,
     ) -> ParkAnswer {
         if broken(Rule::WaitWake) && look == ParkLook::Again {
             let until = change.begun + ParkRoom::longest(ChangeWait::Thread, change.patience);
-            return ParkAnswer::Stays(Parked { what: ParkedRequest::Change(change), until, place });
+            return ParkAnswer::Stays(Parked { what: ParkedRequest::Change(change), until });
         }
         change.seen = self.index.news().told();
         self.index.end_wait(&change.waits);
-        // Q15
-        let reply = match change.made.take().filter(|_| !broken(Rule::WaitOnce)) {
-            Some(reply) => {
-                self.index.go_on(&change.waits);
-                reply
-            }
-            None => match self.try_answer(caller, request, &change.waits, Some(change.begun)) {
-                Some(reply) => reply,
-                None => return ParkAnswer::NotHere,
-            },
+        let Some(reply) = self.try_answer(caller, request, &change.waits, Some(change.begun)) else {
+            return ParkAnswer::NotHere;
         };
-        let is_made = change.waits.is_made();
         let Some(wait) = change.waits.now() else { return ParkAnswer::Now(reply) };
+        if change.waits.has_outcome() && !broken(Rule::WaitOnce) {
+            let ParkedChange { waits, seen, .. } = *change;
+            return ParkAnswer::Later(LaterReply { reply, waits, seen });
+        }
         let ends = change.begun + ParkRoom::longest(wait, change.patience);
         if look == ParkLook::Last || Instant::now() >= ends {
-            return self.last_answer(caller, request, reply, is_made);
+            return self.last_answer(caller, request, reply);
         }
-        change.made = is_made.then_some(reply);
-        ParkAnswer::Stays(self.parked(change, place, (wait, ends)))
+        ParkAnswer::Stays(self.parked(*change, (wait, ends)))
     }
 
-    fn parked(
-        &self,
-        change: Box<ParkedChange>,
-        place: ParkPlace,
-        (wait, ends): (ChangeWait, Instant),
-    ) -> Parked {
+    fn parked(&self, change: ParkedChange, (wait, ends): (ChangeWait, Instant)) -> Parked {
         let until = (Instant::now() + self.index.wait_left(wait)).min(ends);
-        Parked { what: ParkedRequest::Change(change), until, place }
+        Parked { what: ParkedRequest::Change(Box::new(change)), until }
     }
 
     fn feed_found(&self, caller: &Caller, request: FeedRequest<'_>, seen: u64) -> FeedFound {
@@ -268,21 +220,52 @@ impl Parked {
         let more = match &self.what {
             ParkedRequest::Feed(feed) => feed.frame.len(),
             ParkedRequest::Change(_) => WAITS,
+            ParkedRequest::Replies(held) => held.bytes(),
         };
         size_of::<Parked>() + more
     }
 
-    /// Where the change stands that waits. `None`: it is a request for changes of the table.
+    /// These replies, which wait.
+    pub fn replies(held: HeldReplies, shared: &ServerState) -> Parked {
+        let until = held.until(shared);
+        Parked { what: ParkedRequest::Replies(Box::new(held)), until }
+    }
+
+    /// Where the change stands that waits, or stood. `None`: it is a request for changes of the table.
     pub fn change_at(&self) -> Option<RequestAt> {
         match &self.what {
             ParkedRequest::Feed(_) => None,
             ParkedRequest::Change(change) => Some(change.at),
+            ParkedRequest::Replies(held) => Some(held.at()),
         }
     }
 
     /// Takes out what the first request of this queue has waited so far.
     pub fn take_from(parked: &mut Option<Parked>, queue: RequestAt) -> Option<Parked> {
-        parked.take_if(|parked| parked.change_at().is_some_and(|at| at.is_queue_of(queue)))
+        parked.take_if(|parked| match &parked.what {
+            ParkedRequest::Change(change) => change.at.is_queue_of(queue),
+            ParkedRequest::Feed(_) | ParkedRequest::Replies(_) => false,
+        })
+    }
+
+    /// Whether replies wait.
+    pub fn are_replies(&self) -> bool {
+        match &self.what {
+            ParkedRequest::Replies(_) => true,
+            ParkedRequest::Feed(_) | ParkedRequest::Change(_) => false,
+        }
+    }
+
+    /// Takes out the replies that wait, to requests of this queue.
+    pub fn take_replies(parked: &mut Option<Parked>, queue: RequestAt) -> Option<HeldReplies> {
+        let are_its = |parked: &mut Parked| match &parked.what {
+            ParkedRequest::Replies(held) => held.at().is_queue_of(queue),
+            ParkedRequest::Feed(_) | ParkedRequest::Change(_) => false,
+        };
+        match parked.take_if(are_its)?.what {
+            ParkedRequest::Replies(held) => Some(*held),
+            ParkedRequest::Feed(_) | ParkedRequest::Change(_) => None,
+        }
     }
 
     /// The number of a request for changes of the table, and its reply, if it is to be answered now.
@@ -404,6 +387,7 @@ impl<K: Copy + Ord + Hash> Parking<K> {
             let (kind, seen) = match &parked.what {
                 ParkedRequest::Feed(feed) => (Kind::Feed, feed.seen),
                 ParkedRequest::Change(change) => (Kind::Change, change.seen),
+                ParkedRequest::Replies(held) => (Kind::Change, held.seen()),
             };
             self.kind(kind).came(seen);
             self.waiting.insert(who, (parked.until, kind));

@@ -2,8 +2,10 @@
 
 use super::caller::{Caller, Role};
 use super::held::HeldShare;
-use super::mailbox::{ServerMailbox, Visit};
-use super::parking::{ParkAnswer, ParkLook, Parked, RequestAt};
+use super::held_replies::HeldReplies;
+use super::mailbox::{MailboxParked, ServerMailbox, Visit};
+use super::park_room::RequestAt;
+use super::parking::{ParkAnswer, ParkLook, Parked};
 use super::shared::{Admission, Peer, ServerState};
 use super::stream::ClientStream;
 use super::{gets, tcp};
@@ -45,6 +47,30 @@ thread_local! {
     /// A worker's buffers for input and output. A session without buffers of its own borrows them for its turn. A quiet
     /// session has none.
     static LENT: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
+
+/// Whether a request may be handled while replies to requests before it wait: a change of one key, which waits for that key's
+/// turn. Others would see the table without the changes that were asked for before.
+fn may_be_behind(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Put { .. }
+            | Request::Swap { .. }
+            | Request::SwapExtent { .. }
+            | Request::UploadBegin { .. }
+            | Request::UploadPiece { .. }
+            | Request::UploadPut { .. }
+            | Request::UploadSwap { .. }
+            | Request::UploadDrop
+            | Request::Remove { .. }
+            | Request::RemoveIf { .. }
+            | Request::Part { .. }
+            | Request::Touch { .. }
+            | Request::PutStart { .. }
+            | Request::PutPiece { .. }
+            | Request::PutCommit { .. }
+            | Request::PutAbort { .. }
+    )
 }
 
 /// What happens to a session after a turn.
@@ -208,15 +234,55 @@ impl Session {
     #[inline]
     fn visit_mailbox(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
-        let parked = (&mut self.parked, ParkLook::Again);
-        let visit = mailbox.visit(shared, &mut self.caller, turn_ends, parked)?;
+        let mut parked = MailboxParked { parked: &mut self.parked, replies: None };
+        let visit = mailbox.visit(shared, &mut self.caller, turn_ends, (&mut parked, ParkLook::Again))?;
+        if let Some(replies) = parked.replies {
+            self.hold(shared, replies)?;
+        }
         if visit.has_rung {
             self.ring()?;
         }
         Ok(visit)
     }
 
-    /// Whether a change waits: then its requests are not answered.
+    /// From now on these replies wait. A request for changes of the table waits no longer (Q11).
+    #[cold]
+    fn hold(&mut self, shared: &ServerState, replies: HeldReplies) -> Result<(), String> {
+        if self.parked.is_some() {
+            self.answer_parked(shared, ParkLook::Last);
+            self.flush()?;
+        }
+        self.parked = Some(Parked::replies(replies, shared));
+        Ok(())
+    }
+
+    /// Sends the replies that wait no longer, to requests on the socket. Returns whether none waits any more.
+    fn send_held(&mut self, shared: &ServerState) -> bool {
+        let Some(mut held) = Parked::take_replies(&mut self.parked, RequestAt::Socket) else { return true };
+        let are_all = held.send(shared, |id, reply| reply.encode(id, &mut self.output));
+        if !are_all {
+            self.parked = Some(Parked::replies(held, shared));
+        }
+        are_all
+    }
+
+    /// Stores those to requests in the mailbox, likewise.
+    fn store_held(&mut self, shared: &ServerState) -> Result<bool, String> {
+        let Some(mailbox) = &mut self.mailbox else { return Ok(true) };
+        let Some(mut held) = Parked::take_replies(&mut self.parked, RequestAt::Mailbox) else {
+            return Ok(true);
+        };
+        let (are_all, visit) = mailbox.send_held(shared, &mut held)?;
+        if !are_all {
+            self.parked = Some(Parked::replies(held, shared));
+        }
+        if visit.has_rung {
+            self.ring()?;
+        }
+        Ok(are_all)
+    }
+
+    /// Whether a change waits, or its reply: then no request is answered.
     pub fn waits(&self) -> bool {
         self.waits_at().is_some()
     }
@@ -288,7 +354,7 @@ impl Session {
         match self.waits_at() {
             None => self.look_at_feed(shared),
             Some(RequestAt::Socket | RequestAt::Message { .. }) => self.advance_for(shared, TurnFor::Waiting),
-            Some(RequestAt::Mailbox) => match self.visit_mailbox(shared, Instant::now() + TURN_TIME) {
+            Some(RequestAt::Mailbox) => match self.go_on_in_mailbox(shared) {
                 Ok(Visit { answered, .. }) => {
                     shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
                     // What has come over the socket meanwhile.
@@ -296,6 +362,14 @@ impl Session {
                 }
                 Err(why) => Fate::Close(why),
             },
+        }
+    }
+
+    /// Looks again at a change in the mailbox, or at replies to such, and at what is behind it.
+    fn go_on_in_mailbox(&mut self, shared: &ServerState) -> Result<Visit, String> {
+        match self.store_held(shared)? {
+            true => self.visit_mailbox(shared, Instant::now() + TURN_TIME),
+            false => Ok(Visit::default()),
         }
     }
 
@@ -407,9 +481,14 @@ impl Session {
             self.owes = Owes::Nothing;
             return Ok(Fate::Stay);
         }
+        if look == ParkLook::Last {
+            // Nobody is there to read them. What they say is made (L13).
+            self.parked.take_if(|parked| parked.are_replies());
+        }
         let answered = match self.waits_at() {
             // Those in the mailbox are first.
             Some(RequestAt::Mailbox) => Ok(true),
+            Some(RequestAt::Socket | RequestAt::Message { .. }) | None if !self.send_held(shared) => Ok(true),
             Some(RequestAt::Socket | RequestAt::Message { .. }) | None => {
                 self.answer_all(shared, Instant::now() + TURN_TIME, unread_max, (turn_for, look))
             }
@@ -436,7 +515,8 @@ impl Session {
     /// turn. Returns whether there were any.
     fn answers_left(&mut self, shared: &ServerState) -> Result<bool, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
-        let (parked, turn_ends) = ((&mut self.parked, ParkLook::Last), Instant::now() + TURN_TIME);
+        let mut parked = MailboxParked { parked: &mut self.parked, replies: None };
+        let (parked, turn_ends) = ((&mut parked, ParkLook::Last), Instant::now() + TURN_TIME);
         let Visit { answered, .. } = mailbox.visit(shared, &mut self.caller, turn_ends, parked)?;
         shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
         Ok(answered > 0)
@@ -475,6 +555,7 @@ impl Session {
         let mut all_answered = true;
         // Bytes of the change that waits, if Q13 is broken: what is behind it is answered.
         let mut kept = 0;
+        let mut replies = None;
         let mut flush_at = unread_max.min(FLUSH_BYTES);
         while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
             if rest.len() < input.len() && Instant::now() >= turn_ends {
@@ -492,12 +573,15 @@ impl Session {
                 flush_at = unread_max.min(self.output.len() + FLUSH_BYTES);
             }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
-            let is_answered = self.answer(&frame, request, shared, look)?;
+            let is_answered = self.answer(&frame, request, shared, (look, &mut replies))?;
             if !is_answered && !broken(Rule::WaitOrder) {
                 break;
             }
             kept += if is_answered { 0 } else { frame.length };
             rest = &rest[frame.length..];
+        }
+        if let Some(replies) = replies.filter(|_| look == ParkLook::Again) {
+            self.hold(shared, replies)?;
         }
         // Before the hello, input takes no more memory than this.
         let hello_bytes = if self.is_stranger() { wire::JOIN_BYTES } else { wire::HELLO_BYTES };
@@ -515,15 +599,19 @@ impl Session {
         Ok(all_answered)
     }
 
-    /// Answers a request. Returns `false` if it waits where it stands.
+    /// Answers a request. Returns `false` if it waits where it stands: for itself, or for the replies to requests before
+    /// it.
     fn answer(
         &mut self,
         frame: &Frame<'_>,
         request: Request<'_>,
         shared: &Arc<ServerState>,
-        look: ParkLook,
+        (look, replies): (ParkLook, &mut Option<HeldReplies>),
     ) -> Result<bool, String> {
         let id = frame.id;
+        if replies.as_ref().is_some_and(|replies| replies.are_many() || !may_be_behind(&request)) {
+            return Ok(false);
+        }
         if !self.is_in() {
             return self.let_in(id, request, shared).map(|()| true);
         }
@@ -538,8 +626,16 @@ impl Session {
                 let held = Parked::take_from(&mut self.parked, RequestAt::Socket);
                 let asked = (id, frame.patience(), request);
                 match shared.answer_or_park(&mut self.caller, asked, held, (RequestAt::Socket, look)) {
-                    ParkAnswer::Now(reply) => reply.encode(id, &mut self.output),
+                    ParkAnswer::Now(reply) => match replies {
+                        Some(replies) => replies.hold_behind(id, reply),
+                        None => reply.encode(id, &mut self.output),
+                    },
+                    ParkAnswer::Later(later) => {
+                        let reply = HeldReplies::hold(replies, shared, RequestAt::Socket, (id, later));
+                        reply.iter().for_each(|reply| reply.encode(id, &mut self.output));
+                    }
                     ParkAnswer::Taken(parked) => self.parked = Some(parked),
+                    ParkAnswer::Stays(_) if replies.is_some() => return Ok(false),
                     ParkAnswer::Stays(parked) => {
                         self.parked = Some(parked);
                         return Ok(false);

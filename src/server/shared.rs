@@ -246,13 +246,16 @@ impl ServerState {
             match waits.now() {
                 None => return reply,
                 Some(ChangeWait::Memory { .. }) => return reply.map(|reply| self.counted(reply)),
-                Some(ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker) => {
+                Some(
+                    ChangeWait::Readers { .. } | ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Decided,
+                ) => {
                     self.index.sleep_through(&waits);
                 }
             }
-            match waits.is_made() {
-                true => self.index.go_on(&waits),
-                false => reply = self.try_answer(caller, request, &waits, None),
+            match waits.has_outcome() {
+                // Tried again, a change that was withdrawn says so.
+                true if self.index.go_on(&waits).is_ok() => {}
+                true | false => reply = self.try_answer(caller, request, &waits, None),
             }
         }
     }
@@ -319,11 +322,11 @@ impl ServerState {
             }
             Request::UploadSwap { key, expected } => over(changer(caller)?.swap_upload(key, expected, waits)),
             Request::UploadDrop => changer(caller)?.drop_upload(),
-            Request::Remove { key } => over(changer(caller)?.remove(key)),
-            Request::RemoveIf { key, expected } => over(changer(caller)?.remove_if(key, expected)),
+            Request::Remove { key } => over(changer(caller)?.remove(key, waits)),
+            Request::RemoveIf { key, expected } => over(changer(caller)?.remove_if(key, expected, waits)),
             Request::Part { key, part, tell } => over(changer(caller)?.part(key, part, tell, waits)),
-            Request::Touch { key, ttl } => over(changer(caller)?.touch(key, ttl)),
-            Request::Clear { place } => over(changer(caller)?.clear_on(place)),
+            Request::Touch { key, ttl } => over(changer(caller)?.touch(key, ttl, waits)),
+            Request::Clear { place } => over(changer(caller)?.clear_on(place, waits)),
             Request::Owner { number, absent_for, tenure } => {
                 let claim = OwnerClaim::from_word(tenure);
                 over(changer(caller)?.be_owner(number, claim, absent_for))
@@ -334,7 +337,7 @@ impl ServerState {
             Request::PutPiece { key, ticket, bytes } => over(changer(caller)?.put_piece(key, ticket, bytes)),
             Request::PutCommit { key, ticket } => over(changer(caller)?.put_commit(key, ticket, waits)),
             Request::PutAbort { key, ticket } => over(changer(caller)?.put_abort(key, ticket)),
-            Request::RemoveOwner { number } => over(changer(caller)?.remove_owner(number)),
+            Request::RemoveOwner { number } => over(changer(caller)?.remove_owner(number, waits)),
             Request::Pin { key } => over(changer(caller)?.pin(&self.client_memory, key)),
             Request::Unpin { key } => changer(caller)?.unpin(key),
             Request::Growth { shrink: true } => changer(caller)?.shrink(),
@@ -373,7 +376,7 @@ impl ServerState {
                 let begun = begun.unwrap_or_else(Instant::now);
                 let reply = put();
                 // One that is made counts as long as it took to make it.
-                if waits.now().is_none() || waits.is_made() {
+                if waits.now().is_none() || waits.has_outcome() {
                     times.took(key, begun);
                 }
                 reply

@@ -249,7 +249,7 @@ mod tests {
             let shared = server.shared.clone();
             assert_eq!((phase(&shared), shared.is_stopping()), (Phase::Serving, false));
             // These are the steps of dropping the server.
-            let ended = Ended::new(&shared.stopping, &mut server.threads);
+            let ended = Ended::new(&shared.stopping, &mut server.threads, &shared.index);
             assert!(shared.is_stopping() && server.threads.is_empty());
             assert_eq!(phase(&shared), Phase::Serving);
             let retired = Retired::new(&ended, &shared.index, shared.region_stays());

@@ -422,6 +422,9 @@ impl StreamWorker {
     }
 }
 
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod logged_tests;
+
 #[cfg(all(test, not(loom)))]
 mod tests;
 

@@ -176,6 +176,25 @@ impl Reply {
     /// The answer of a server of this version to a hello.
     pub const WELCOME: Reply = Reply::Welcome { version: PROTOCOL_VERSION as u16, level: LEVEL };
 
+    /// The reply to the same request, if its change was refused with this error.
+    pub(crate) fn refused(&self, error: PutError) -> Reply {
+        match self {
+            Reply::Swapped(_) => Reply::Swapped(Err(error)),
+            Reply::Removed(_) => Reply::Removed(Err(error)),
+            Reply::Part(_) => Reply::Part(Err(error)),
+            _ => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Bytes of the value that it tells.
+    pub(crate) fn told_bytes(&self) -> usize {
+        match self {
+            Reply::Part(Ok(outcome)) => outcome.value.as_ref().map_or(0, Vec::len),
+            Reply::Value(value) => value.as_ref().map_or(0, Vec::len),
+            _ => 0,
+        }
+    }
+
     /// Appends this reply to `out`.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
         let mut reply = |status, body: &[u8]| encode(out, REPLY, status, id, &[body]);

@@ -1,7 +1,7 @@
 //! What is done while a change waits between its decision and its effect.
 
 use oneread::LeftCause;
-use oneread::internals::index::{Awaited, Decision, KeyChange, KeyPlace, Seams, Withdrawn};
+use oneread::internals::index::{Awaited, DecidedChange, Decision, KeyChange, KeyPlace, Seams};
 
 /// Does something while the next change waits.
 #[derive(Default)]
@@ -28,9 +28,9 @@ impl std::fmt::Debug for Act {
 }
 
 impl Awaited for Act {
-    fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
+    fn then(self: Box<Self>, change: DecidedChange) {
         (self.0)();
-        Ok(())
+        change.make();
     }
 }
 

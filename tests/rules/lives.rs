@@ -683,38 +683,6 @@ mod broken {
         assert!(client.get(&key(0)).unwrap().is_some());
     }
 
-    /// V2: an entry is removed although it has got another time since its end was seen. Who ends it sees that while the
-    /// put of the other time waits, and waits for its turn himself.
-    fn ends_too_early(is_broken: bool) -> bool {
-        let (index, clock) = index(&config("windowed:8", sizes()[1]));
-        let waits = Arc::new(Meanwhile::default());
-        let index = Arc::new(index.with_seams(Arc::clone(&waits) as Arc<dyn Seams>));
-        index.put_with(b"key", b"", ttl(SECOND)).unwrap();
-        clock.advance(2 * SECOND);
-        let (of_other, (send, other)) = (Arc::clone(&index), std::sync::mpsc::channel());
-        waits.set(move || {
-            let ends = std::thread::spawn(move || {
-                // A rule is broken on one thread: that which ends entries.
-                let _broken = is_broken.then(|| Broken::rule(Rule::ExpiryCheck));
-                of_other.tidy();
-            });
-            std::thread::sleep(Duration::from_millis(50));
-            send.send(ends).unwrap();
-        });
-        index.put(b"key", b"", PutMode::Upsert).unwrap();
-        other.recv().unwrap().join().unwrap();
-        life(&index, b"key").is_none()
-    }
-
-    #[test]
-    fn ends_count_under_the_lock() {
-        assert!(!ends_too_early(false));
-        let begun = Instant::now();
-        while !ends_too_early(true) {
-            assert!(begun.elapsed() < 60 * SECOND, "nobody notices");
-        }
-    }
-
     /// V3: the time of an entry that waits is noted, has come, and finds nothing.
     fn stays_for_ever() -> bool {
         let (index, clock) = index(&config("windowed:8", sizes()[1]));

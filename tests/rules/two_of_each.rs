@@ -5,7 +5,9 @@
 use oneread::LeftCause;
 use oneread::embedded::{Clock, Index, KeyCursor, StartSession};
 use oneread::error::{PutError, StartBound};
-use oneread::internals::index::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, Withdrawn, driven};
+use oneread::internals::index::{
+    Awaited, Changed, DecidedChange, Decision, KeyChange, KeyPlace, Seams, driven,
+};
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::{OWNER_MAX, Seeds};
 use oneread::snapshot::Snapshot;
@@ -289,8 +291,8 @@ struct WithdrawsRemovals(AtomicU32);
 struct IsWithdrawn;
 
 impl Awaited for IsWithdrawn {
-    fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
-        Err(Withdrawn)
+    fn then(self: Box<Self>, change: DecidedChange) {
+        drop(change);
     }
 }
 

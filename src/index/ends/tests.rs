@@ -179,6 +179,40 @@ fn entries_are_noted_as_long_as_they_are_there() {
     }
 }
 
+/// One thread gives an entry that has ended a value without an end, while another one ends what has ended. Returns whether the
+/// value is there.
+fn has_new_value(size: TableSize, seed: u64) -> bool {
+    let (geometry, clock) = (config(size).geometry().unwrap(), Clock::manual());
+    let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+    let region = recorder.region(geometry.region_bytes());
+    let index = Index::create_at_pace(region, geometry, clock.clone(), Pace::small()).unwrap();
+    index.put_with(b"key", b"", PutOptions::new().ttl(Some(SECOND))).unwrap();
+    clock.advance(2 * SECOND);
+    let work = |puts: bool| {
+        let index = &index;
+        move || match puts {
+            true => assert!(index.put(b"key", b"new", PutMode::Upsert).is_ok()),
+            false => while index.tidy() == Some(Duration::ZERO) {},
+        }
+    };
+    drop(turns::run(seed, vec![work(true), work(false)]));
+    index.reader().get_into(b"key", &mut Vec::new()).unwrap()
+}
+
+/// V2: an entry that has got another time since its end was seen stays.
+#[test]
+fn ends_count_under_the_lock() {
+    for size in SIZES {
+        (0..200).for_each(|seed| assert!(has_new_value(size, seed), "{size:?}, seed {seed}"));
+        #[cfg(feature = "faults")]
+        {
+            use crate::faults::{Broken, Rule};
+            let _broken = Broken::rule(Rule::ExpiryCheck);
+            assert!((0..4_000).any(|seed| !has_new_value(size, seed)), "case lost: ExpiryCheck");
+        }
+    }
+}
+
 /// With either rule broken, some order of accesses shows it.
 #[cfg(feature = "faults")]
 #[test]

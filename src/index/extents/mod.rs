@@ -623,6 +623,14 @@ impl ExtentDraft {
         self.reference
     }
 
+    /// The draft, for who has a slot name it later.
+    pub fn hand_over(&mut self) -> ExtentDraft {
+        self.is_named = true;
+        let ExtentDraft { extents, reference, written, partial, .. } = self;
+        let (extents, is_named) = (Arc::clone(extents), false);
+        ExtentDraft { extents, reference: *reference, written: *written, partial: *partial, is_named }
+    }
+
     /// A slot names the extent now.
     pub fn named(&mut self) {
         self.extents.named.fetch_add(1, Ordering::Relaxed);

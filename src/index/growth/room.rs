@@ -33,7 +33,7 @@ impl Growth {
                 std::thread::sleep(NAP);
             }
             ChangeWait::Maker => drop(lock(&self.making)),
-            ChangeWait::Memory { .. } => {}
+            ChangeWait::Memory { .. } | ChangeWait::Decided => {}
         }
     }
 
@@ -44,7 +44,7 @@ impl Growth {
                 self.done.waits.fetch_add(1, Relaxed);
                 self.reap(usize::MAX);
             }
-            ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Memory { .. } => {}
+            ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Memory { .. } | ChangeWait::Decided => {}
         }
     }
 

@@ -7,10 +7,9 @@ use crate::base::sync::{lock, yield_now};
 use crate::faults::{Rule, broken};
 use crate::index::change::{Made, What};
 use crate::index::homes::REAP_MAX;
-use crate::index::seams::{Between, Changed, LetsGo, Nobody};
+use crate::index::seams::{Between, Changed, Nobody};
 use crate::index::segment::{Segment, Stop};
 use crate::index::share::{KeyShare, PairRole};
-use crate::index::slots::HeldRoom;
 use crate::index::waits::ChangeWaits;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{self};
@@ -71,11 +70,6 @@ impl Growth {
         mut act: impl FnMut(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
-        let _held = LetsGo(between, |room: &HeldRoom| {
-            // L12: the segment stays.
-            let guard = epoch::pin();
-            self.live.get(room.memory, &guard).into_iter().for_each(|segment| segment.homes().let_go(room));
-        });
         // Mostly the first try is the last one.
         let guard = epoch::pin();
         let first = match self.find(key, &guard) {
@@ -107,7 +101,7 @@ impl Growth {
         let mut refused = None;
         let mut tried = 0;
         // A change that was decided and has waited is made, however long that takes.
-        while tried < TRIES_MAX || between.may_go_on() {
+        while tried < TRIES_MAX || between.was_decided() {
             give_way(tried);
             tried += 1;
             let guard = epoch::pin();
@@ -119,10 +113,6 @@ impl Growth {
                 }
                 Err(Stop::Elsewhere) => {}
                 Err(Stop::Refused(error)) => return Err(refused.unwrap_or(error)),
-                Err(Stop::Waits) => {
-                    drop(guard);
-                    between.wait()?;
-                }
                 Err(Stop::NoRoom) => {
                     if let Some(error) = refused {
                         return Err(error);
@@ -134,11 +124,6 @@ impl Growth {
                     });
                     drop(guard);
                     match step {
-                        // Its turn goes on: the change was decided.
-                        Ok(wait) if between.may_go_on() => {
-                            self.sleep(wait);
-                            self.waited(wait);
-                        }
                         Ok(wait) => {
                             waits.begin(wait);
                             return Err(PutError::Busy { rounds: tried });

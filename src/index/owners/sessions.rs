@@ -1,7 +1,8 @@
 //! The methods of [`Index`] for owners.
 
-use super::{OwnerClaim, OwnerSession, Owners};
+use super::{OwnerClaim, OwnerGoes, OwnerSession, Owners};
 use crate::index::face::Index;
+use crate::index::waits::ChangeWaits;
 use crate::index::wanted::WantedChange;
 use crate::layout::OWNER_MAX;
 use crate::outcome::{PutError, PutOptions, PutOutcome};
@@ -67,6 +68,18 @@ impl Index {
     /// [`PutError::NoOwners`]
     pub fn remove_owner(&self, number: u16) -> Result<bool, PutError> {
         Ok(self.all_owners()?.remove(self.table(), number))
+    }
+
+    /// As [`Index::remove_owner`], for a thread that has others to serve: it does not wait for a log.
+    pub(crate) fn try_remove_owner(&self, number: u16, waits: &ChangeWaits) -> Result<bool, PutError> {
+        let Some(log) = self.log() else { return self.remove_owner(number) };
+        match self.all_owners()?.try_remove(self.shared_table(), log, number)? {
+            OwnerGoes::IsHidden => Ok(waits.has_begun()),
+            OwnerGoes::Closes { is_new } => {
+                waits.goes_on(is_new);
+                Err(PutError::Busy { rounds: 0 })
+            }
+        }
     }
 
     /// Puts an entry of a snapshot, with this time to live. Leaves it out if its owner's entries are being removed. In

@@ -45,7 +45,7 @@ fn what_could_not_be_removed_is_tried_again() {
     index.remove_owner(7).unwrap();
     for round in 0..20 {
         let mut tried = 0;
-        let later = owners.tidy(index.table(), 100, |_, owner| {
+        let later = owners.tidy(index.shared_table(), 100, |_, owner| {
             tried += 1;
             owner != 7
         });

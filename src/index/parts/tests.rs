@@ -229,7 +229,7 @@ fn all_keys_are_cleared() {
             assert!(get(&index, b"later").is_some());
             for place in [[u64::MAX; 2], [3, u64::MAX], [1 << 40, 1 << 32], [0, 5], [7, 1 << 62]] {
                 let place = crate::index::ClearPlace(place);
-                index.clear_on(place, Duration::ZERO).unwrap();
+                index.clear_on(place, Duration::ZERO, &ChangeWaits::default()).unwrap();
             }
             index.clear(&mut |_| true).unwrap();
             assert!(index.is_empty());

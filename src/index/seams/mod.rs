@@ -2,16 +2,20 @@
 //!
 //! ```text
 //! decided   under the key's lock: the outcome is known, there is room for it, nothing is visible
-//!   waits   nothing is locked; the room is held (L11, L12), the key's turn goes on (L10)
+//!   waits   nothing is locked; the room is held (L11, L12), the key's turn goes on (L10); no thread has to wait with it
 //! done      under the key's lock: every look sees it
 //! ```
 //!
 //! [`Seams`] hears of both. A segment does not know the listener. Each change brings a [`Between`]: nobody, which costs
-//! nothing, or a [`Turn`].
+//! nothing, or a [`Turn`]. A change that is to wait becomes a [`DecidedChange`].
 
+mod decided;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 mod turns;
+
+pub use decided::DecidedChange;
+pub(in crate::index) use decided::{DecidedEnd, Deferred, LaterValue, MadeLater};
 
 use crate::faults::{Rule, broken};
 use crate::index::feed::LeftCause;
@@ -19,12 +23,10 @@ use crate::index::slots::HeldRoom;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::SlotIx;
 use crate::layout::slot::Stored;
-use crate::outcome::PutError;
 use std::cell::Cell;
-use std::convert::Infallible;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
-use turns::KeyTurns;
+use turns::{KeyTurn, KeyTurns};
 
 /// What became of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,23 +93,16 @@ pub trait Seams: Debug + Send + Sync {
 pub enum Decision {
     /// At once.
     Now,
-    /// After this wait. Meanwhile the thread holds no lock, the room stays held, changes of the same key wait behind
-    /// this one, and all others go on.
+    /// After this wait. Meanwhile the room stays held, changes of the same key wait behind this one, and all others go on.
     After(Box<dyn Awaited>),
 }
 
 /// The event for which a change waits.
-pub trait Awaited: Debug {
-    /// Waits.
-    ///
-    /// # Errors
-    /// [`Withdrawn`]: the change is not made. The table stays as if it had not been asked for.
-    fn wait(self: Box<Self>) -> Result<(), Withdrawn>;
+pub trait Awaited: Debug + Send {
+    /// Has `change` made, or withdrawn, when the event is there: at once, or later by another thread. Waits as little as
+    /// it may: the caller may have others to serve.
+    fn then(self: Box<Self>, change: DecidedChange);
 }
-
-/// A change is not made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Withdrawn;
 
 impl<'c> KeyChange<'c> {
     #[inline(always)]
@@ -152,39 +147,21 @@ impl<'c> KeyChange<'c> {
 
 /// The listener between the decision of one change and its effect.
 pub(in crate::index) trait Between: Copy {
-    /// Proof that the change has to wait. Uninhabited for a listener that never waits.
-    type MustWait: Debug;
     /// Whether a change may have to wait.
     const MAY_WAIT: bool;
 
-    /// The change is decided. The caller holds the key's lock.
-    ///
-    /// # Errors
-    /// The change has to wait. The caller holds its room, releases all locks, calls [`Between::wait`], and makes the
-    /// change again from the beginning.
-    fn decided<'c>(
-        self,
-        change: impl FnOnce() -> KeyChange<'c>,
-        cause: LeftCause,
-    ) -> Result<(), Self::MustWait>;
+    /// The change is decided. The caller holds the key's lock. Returns whether the change is made now. If not, the caller
+    /// holds its room, [says](Between::defer) what is to be made, and stores nothing. Its outcome is the same.
+    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) -> bool;
+
+    /// What is to be made later.
+    fn defer(self, key: &[u8], value: LaterValue, room: Option<HeldRoom>);
 
     /// The change is made. The caller holds the key's lock.
     fn done<'c>(self, change: impl FnOnce() -> KeyChange<'c>, at: impl FnOnce() -> KeyPlace);
 
-    /// Waits until the change may be made.
-    ///
-    /// # Errors
-    /// [`PutError::Withdrawn`].
-    fn wait(self) -> Result<(), PutError>;
-
-    /// Whether the change was decided before, and may be made.
-    fn may_go_on(self) -> bool;
-
-    /// Sets or clears the room that is held for the change.
-    fn set_room(self, room: Option<HeldRoom>);
-
-    /// The room that is held for the change.
-    fn room(self) -> Option<HeldRoom>;
+    /// Whether the change was decided before, and has waited: now it is made, however long that takes.
+    fn was_decided(self) -> bool;
 }
 
 /// The listener of a table whose changes nobody hears.
@@ -192,32 +169,22 @@ pub(in crate::index) trait Between: Copy {
 pub(in crate::index) struct Nobody;
 
 impl Between for Nobody {
-    type MustWait = Infallible;
     const MAY_WAIT: bool = false;
 
     #[inline(always)]
-    fn decided<'c>(self, _: impl FnOnce() -> KeyChange<'c>, _: LeftCause) -> Result<(), Infallible> {
-        Ok(())
+    fn decided<'c>(self, _: impl FnOnce() -> KeyChange<'c>, _: LeftCause) -> bool {
+        true
     }
+
+    #[inline(always)]
+    fn defer(self, _: &[u8], _: LaterValue, _: Option<HeldRoom>) {}
 
     #[inline(always)]
     fn done<'c>(self, _: impl FnOnce() -> KeyChange<'c>, _: impl FnOnce() -> KeyPlace) {}
 
-    fn wait(self) -> Result<(), PutError> {
-        Ok(())
-    }
-
     #[inline(always)]
-    fn may_go_on(self) -> bool {
+    fn was_decided(self) -> bool {
         false
-    }
-
-    #[inline(always)]
-    fn set_room(self, _: Option<HeldRoom>) {}
-
-    #[inline(always)]
-    fn room(self) -> Option<HeldRoom> {
-        None
     }
 }
 
@@ -225,20 +192,27 @@ impl Between for Nobody {
 #[derive(Debug)]
 pub(in crate::index) struct SeamTurns {
     seams: Arc<dyn Seams>,
-    turns: KeyTurns,
+    turns: Arc<KeyTurns>,
 }
 
 impl SeamTurns {
     pub fn new(seams: Arc<dyn Seams>) -> SeamTurns {
-        SeamTurns { seams, turns: KeyTurns::default() }
+        SeamTurns { seams, turns: Arc::default() }
     }
 
-    /// Makes a change of the key with this hash, when it is its turn (L10).
-    pub fn in_turn<R>(&self, hash: u64, change: impl FnOnce(&Turn<'_>) -> R) -> R {
-        self.turns.in_turn(hash, || {
-            let (awaited, may_go_on, room) = Default::default();
-            change(&Turn { seams: &*self.seams, awaited, may_go_on, room })
-        })
+    /// Waits for the turn of the key with this hash (L10).
+    pub fn take(&self, hash: u64) -> Turn {
+        self.turn(self.turns.take(hash))
+    }
+
+    /// Takes this turn, if nobody has it.
+    pub fn try_take(&self, hash: u64) -> Option<Turn> {
+        self.turns.try_take(hash).map(|turn| self.turn(turn))
+    }
+
+    fn turn(&self, turn: KeyTurn) -> Turn {
+        let (awaited, deferred) = Default::default();
+        Turn { seams: Arc::clone(&self.seams), _turn: turn, time: WhichTime::First, awaited, deferred }
     }
 
     /// How many keys are being changed.
@@ -248,67 +222,68 @@ impl SeamTurns {
     }
 }
 
-/// One change, whose key's turn it is.
-pub(in crate::index) struct Turn<'t> {
-    seams: &'t dyn Seams,
-    awaited: Cell<Option<Box<dyn Awaited>>>,
-    may_go_on: Cell<bool>,
-    room: Cell<Option<HeldRoom>>,
+/// How often a change has come to its decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WhichTime {
+    First,
+    /// It was decided, and has waited.
+    Second,
 }
 
-impl Between for &Turn<'_> {
-    type MustWait = ();
+/// One change, whose key's turn it is.
+pub(in crate::index) struct Turn {
+    seams: Arc<dyn Seams>,
+    _turn: KeyTurn,
+    time: WhichTime,
+    awaited: Cell<Option<Box<dyn Awaited>>>,
+    deferred: Cell<Option<Deferred>>,
+}
+
+impl Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Turn { seams, _turn: turn, time, .. } = self;
+        f.debug_struct("Turn")
+            .field("seams", seams)
+            .field("turn", turn)
+            .field("time", time)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Turn {
+    /// Ends the turn, unless its change is to be made later: what for it waits, its turn then, and what is to be made.
+    pub fn end(self) -> Option<(Box<dyn Awaited>, Turn, Deferred)> {
+        let (awaited, deferred) = (self.awaited.take()?, self.deferred.take()?);
+        Some((awaited, Turn { time: WhichTime::Second, ..self }, deferred))
+    }
+}
+
+impl Between for &Turn {
     const MAY_WAIT: bool = true;
 
-    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) -> Result<(), ()> {
-        if self.may_go_on.get() {
-            return Ok(());
+    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) -> bool {
+        if self.was_decided() {
+            return true;
         }
         match self.seams.decided(&change(), cause) {
             // L13
             Decision::After(awaited) if !broken(Rule::WaitFirst) => {
                 self.awaited.set(Some(awaited));
-                Err(())
+                false
             }
-            _ => Ok(()),
+            Decision::After(_) | Decision::Now => true,
         }
+    }
+
+    fn defer(self, key: &[u8], value: LaterValue, room: Option<HeldRoom>) {
+        self.deferred.set(Some(Deferred { key: key.into(), value, room }));
     }
 
     fn done<'c>(self, change: impl FnOnce() -> KeyChange<'c>, at: impl FnOnce() -> KeyPlace) {
-        self.may_go_on.set(false);
         self.seams.done(&change(), at());
     }
 
-    fn wait(self) -> Result<(), PutError> {
-        let awaited = self.awaited.take().expect("a change that must wait is told what for");
-        awaited.wait().map_err(|Withdrawn| PutError::Withdrawn)?;
-        self.may_go_on.set(true);
-        Ok(())
-    }
-
-    fn may_go_on(self) -> bool {
-        self.may_go_on.get()
-    }
-
-    fn set_room(self, room: Option<HeldRoom>) {
-        self.room.set(room);
-    }
-
-    fn room(self) -> Option<HeldRoom> {
-        self.room.get()
-    }
-}
-
-/// Releases the room of a change, if it is still held when this is dropped: then the change was withdrawn, or its
-/// thread panicked.
-pub(in crate::index) struct LetsGo<B: Between, F: Fn(&HeldRoom)>(pub B, pub F);
-
-impl<B: Between, F: Fn(&HeldRoom)> Drop for LetsGo<B, F> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(room) = self.0.room() {
-            self.0.set_room(None);
-            (self.1)(&room);
-        }
+    fn was_decided(self) -> bool {
+        self.time == WhichTime::Second
     }
 }

@@ -1,6 +1,6 @@
 //! Changes that wait between their decision and their effect: alone, beside other threads, and by turns.
 
-use super::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
+use super::{Awaited, Changed, DecidedChange, Decision, KeyChange, KeyPlace, Seams, SlotValue};
 use crate::base::clock::Clock;
 use crate::base::sync::lock_std;
 use crate::config::{Config, TableSize};
@@ -82,13 +82,13 @@ impl Gate {
 struct AtGate(Arc<Gate>);
 
 impl Awaited for AtGate {
-    fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
+    fn then(self: Box<Self>, change: DecidedChange) {
         lock_std(&self.0.state).0 = true;
         self.0.changed.notify_all();
         let state = self.0.changed.wait_while(lock_std(&self.0.state), |state| state.1.is_none()).unwrap();
         match state.1.unwrap() {
-            Ends::Made => Ok(()),
-            Ends::Withdrawn => Err(Withdrawn),
+            Ends::Made => change.make(),
+            Ends::Withdrawn => drop(change),
             Ends::Panics => panic!("on purpose"),
         }
     }
@@ -599,7 +599,7 @@ struct SomeTurns {
     onlooker: Arc<Onlooker>,
     number: u64,
     turns: usize,
-    ends: Result<(), Withdrawn>,
+    ends: Ends,
 }
 
 impl Seams for Watching {
@@ -617,7 +617,7 @@ impl Seams for Watching {
         if kind == 0 {
             return Decision::Now;
         }
-        let ends = if kind == 1 { Err(Withdrawn) } else { Ok(()) };
+        let ends = if kind == 1 { Ends::Withdrawn } else { Ends::Made };
         lock_std(&onlooker.must_wait).insert(number);
         Decision::After(Box::new(SomeTurns { onlooker: onlooker.clone(), number, turns, ends }))
     }
@@ -634,7 +634,7 @@ impl Seams for Watching {
 }
 
 impl Awaited for SomeTurns {
-    fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
+    fn then(self: Box<Self>, change: DecidedChange) {
         let (onlooker, from) = (&self.onlooker, self.onlooker.recorder.now());
         let right = onlooker.left(self.number);
         for turn in 0..self.turns {
@@ -646,7 +646,10 @@ impl Awaited for SomeTurns {
         }
         lock_std(&onlooker.must_wait).remove(&self.number);
         lock_std(&onlooker.waits).push((from, onlooker.recorder.now(), self.number));
-        self.ends
+        match self.ends {
+            Ends::Withdrawn => drop(change),
+            Ends::Made | Ends::Panics => change.make(),
+        }
     }
 }
 

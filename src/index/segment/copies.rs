@@ -36,7 +36,7 @@ impl Segment {
         self.homes().counters().came(1);
         let is_in = self.put_copy_free(&key, value)
             || self.put_copy_along(&key, value)
-            || matches!(self.put_into_chain(&key, &value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
+            || self.put_into_chain(&key, &value, (PutMode::Insert, Nobody), Put::Copy).is_some();
         if !is_in {
             self.homes().counters().came_not(1);
         }
@@ -60,7 +60,7 @@ impl Segment {
         const PATHS_MAX: u32 = 16;
         (0..PATHS_MAX).map_while(|_| self.moves.find_path(*key)).any(|path| {
             let how = (PutMode::Insert, Nobody);
-            let is_in = matches!(self.put_along(&path, key, &value, how, Put::Copy), Ok(Some(_)));
+            let is_in = self.put_along(&path, key, &value, how, Put::Copy).is_some();
             if !is_in {
                 self.slots().notes().forget(&path);
             }

@@ -2,6 +2,7 @@
 
 use crate::base::clock::Clock;
 use crate::base::cores::Cores;
+use crate::base::sync::yield_now;
 use crate::faults::{Rule, broken, kept, obey};
 use crate::index::change::{Made, What};
 use crate::index::homes::{
@@ -10,9 +11,8 @@ use crate::index::homes::{
 use crate::index::news::News;
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::recovered::{RecoverError, Recovered};
-use crate::index::seams::{Between, LetsGo};
+use crate::index::seams::Between;
 use crate::index::segment::{Segment, Stop, WAITS_MAX};
-use crate::index::slots::HeldRoom;
 use crate::index::start::{Start, StartStep};
 use crate::index::waits::{ChangeWait, ChangeWaits};
 use crate::layout::WORD;
@@ -174,60 +174,42 @@ impl OneSize {
         what.check(self.geometry(), key, &new)?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
-        let _held = LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room));
         match what.make(&self.segment, &key, &new, between) {
             Ok(outcome) => Ok(outcome),
             Err(stop) => self.change_again(stop, (what, &key, &new), between, waits),
         }
     }
 
-    /// Continues a change that has stopped.
+    /// What becomes of a change that has stopped.
     #[cold]
     #[inline(never)]
     fn change_again<W: What, B: Between>(
         &self,
-        mut stop: Stop,
+        stop: Stop,
         (what, key, new): (W, &Hashed<'_>, &Stored<'_>),
         between: B,
         waits: &ChangeWaits,
     ) -> Made<W, PutError> {
-        let make = || what.make(&self.segment, key, new, between);
-        loop {
-            match stop {
-                Stop::Refused(error) => return Err(error),
-                Stop::Waits if B::MAY_WAIT => between.wait()?,
-                Stop::NoRoom => match self.wait_for_room(waits) {
-                    // Its turn goes on: the change was decided.
-                    Some(wait) if between.may_go_on() => {
-                        self.sleep(wait);
-                        self.waited(wait);
-                    }
-                    Some(wait) => {
-                        waits.begin(wait);
-                        return Err(PutError::Busy { rounds: 0 });
-                    }
-                    // L6: it looks a last time before it is refused.
-                    None => {
-                        let room_made = self.segment.homes().counters().room_made();
-                        let looked = if broken(Rule::LastLook) { Err(Stop::NoRoom) } else { make() };
-                        match looked {
-                            Err(Stop::NoRoom) => return Err(self.segment.refuse(key, room_made)),
-                            Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
-                            Err(Stop::Refused(error)) => return Err(error),
-                            Err(Stop::Elsewhere | Stop::Waits) => {
-                                unreachable!("the one segment has every key")
-                            }
-                            Ok(outcome) => return Ok(outcome),
-                        }
-                    }
-                },
-                Stop::Elsewhere | Stop::Waits => unreachable!("the one segment has every key"),
-            }
-            match make() {
-                Ok(outcome) => return Ok(outcome),
-                Err(next) => stop = next,
-            }
+        match stop {
+            Stop::Refused(error) => return Err(error),
+            Stop::NoRoom => {}
+            Stop::Elsewhere => unreachable!("the one segment has every key"),
         }
+        if let Some(wait) = self.wait_for_room(waits) {
+            waits.begin(wait);
+            return Err(PutError::Busy { rounds: 0 });
+        }
+        // L6: it looks a last time before it is refused.
+        let room_made = self.segment.homes().counters().room_made();
+        let looked = match broken(Rule::LastLook) {
+            true => Err(Stop::NoRoom),
+            false => what.make(&self.segment, key, new, between),
+        };
+        looked.map_err(|stop| match stop {
+            Stop::NoRoom => self.segment.refuse(key, room_made),
+            Stop::Refused(error) => error,
+            Stop::Elsewhere => unreachable!("the one segment has every key"),
+        })
     }
 
     /// What a put waits for that has found no room. `None`: it has waited often enough, or nothing makes room by time.
@@ -242,7 +224,8 @@ impl OneSize {
         let clock = self.segment.homes().grace().clock();
         match wait {
             ChangeWait::Readers { due_ns } => clock.sleep_until(due_ns),
-            ChangeWait::Memory { .. } | ChangeWait::Thread | ChangeWait::Maker => {}
+            ChangeWait::Thread => yield_now(),
+            ChangeWait::Memory { .. } | ChangeWait::Maker | ChangeWait::Decided => {}
         }
     }
 
@@ -250,7 +233,7 @@ impl OneSize {
     pub fn waited(&self, wait: ChangeWait) {
         match wait {
             ChangeWait::Readers { .. } => self.segment.homes().waited(),
-            ChangeWait::Memory { .. } | ChangeWait::Thread | ChangeWait::Maker => {}
+            ChangeWait::Memory { .. } | ChangeWait::Thread | ChangeWait::Maker | ChangeWait::Decided => {}
         }
     }
 

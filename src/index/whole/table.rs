@@ -16,7 +16,7 @@ use crate::index::observers::Observers;
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::Between;
 use crate::index::segment::{Segment, Stop};
-use crate::index::slots::SlotWritten;
+use crate::index::slots::{HeldRoom, SlotWritten};
 use crate::index::start::Start;
 use crate::index::waits::{ChangeWait, ChangeWaits};
 use crate::layout::control::{MOVE_COUNTERS, Phase};
@@ -35,7 +35,7 @@ use std::time::Duration;
 
 /// The server's side of a table.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "there is one, and a pointer more would cost each operation")]
+#[allow(clippy::large_enum_variant, reason = "there is one")]
 pub(crate) enum Table {
     /// A table of one size.
     One(OneSize),
@@ -153,6 +153,22 @@ impl Table {
     pub fn reader(&self) -> Reader<'_, Shm<'_>> {
         let (fabric, geometry) = (Shm::new(self.region(), self.geometry()), self.geometry());
         Reader::new(fabric, geometry, self.clock().clone(), Limits::default())
+    }
+
+    /// Lets room go that was held for a key which has not come.
+    pub fn let_go(&self, room: &HeldRoom) {
+        match self {
+            Table::One(one) => one.segment().homes().let_go(room),
+            Table::Many(growth) => {
+                // L12: the segment stays.
+                let guard = epoch::pin();
+                growth
+                    .live
+                    .get(room.memory, &guard)
+                    .into_iter()
+                    .for_each(|segment| segment.homes().let_go(room));
+            }
+        }
     }
 
     /// Makes a change of `key`, in the segment that has it.

@@ -9,7 +9,9 @@ use crate::faults::{Rule, broken};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
 use crate::server::held::TakenShare;
-use crate::server::parking::{ParkAnswer, ParkLook, Parked, RequestAt};
+use crate::server::held_replies::HeldReplies;
+use crate::server::park_room::RequestAt;
+use crate::server::parking::{ParkAnswer, ParkLook, Parked};
 use crate::server::shared::{Admission, ServerState};
 use crate::verbs::bootstrap::{self, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
@@ -230,6 +232,11 @@ impl VerbsSession {
         self.parked.as_ref()
     }
 
+    /// Whether replies wait.
+    fn waits_for_replies(&self) -> bool {
+        self.parked.as_ref().is_some_and(Parked::are_replies)
+    }
+
     /// Whether a change waits: then no request is answered.
     fn waits(&self) -> bool {
         self.parked.as_ref().is_some_and(|parked| parked.change_at().is_some())
@@ -244,7 +251,10 @@ impl VerbsSession {
         ends: Instant,
     ) -> Result<bool, String> {
         match self.waits() {
-            true => self.answer_all(receives, shared, ends),
+            true => {
+                self.send_held(shared);
+                if self.waits_for_replies() { Ok(false) } else { self.answer_all(receives, shared, ends) }
+            }
             false => self.look_at_feed(receives, shared, ParkLook::Again).map(|()| false),
         }
     }
@@ -284,11 +294,35 @@ impl VerbsSession {
         self.answer_all(receives, shared, ends)
     }
 
+    /// Puts the replies that wait no longer into the answer.
+    fn send_held(&mut self, shared: &ServerState) {
+        let Some(mut held) = Parked::take_replies(&mut self.parked, RequestAt::MESSAGE) else { return };
+        if !held.send(shared, |id, reply| reply.encode(id, &mut self.answer)) {
+            self.parked = Some(Parked::replies(held, shared));
+        }
+    }
+
+    /// Answers what is there. Replies of one message wait together.
     fn answer_all(
         &mut self,
         receives: &Receives,
         shared: &ServerState,
         ends: Instant,
+    ) -> Result<bool, String> {
+        let mut replies = None;
+        let answered = self.answer_until(receives, shared, (ends, &mut replies));
+        if let Some(replies) = replies {
+            self.parked = Some(Parked::replies(replies, shared));
+            return answered.map(|_| false);
+        }
+        answered
+    }
+
+    fn answer_until(
+        &mut self,
+        receives: &Receives,
+        shared: &ServerState,
+        (ends, replies): (Instant, &mut Option<HeldReplies>),
     ) -> Result<bool, String> {
         loop {
             let is_alone = self.requests.len() == 1;
@@ -306,12 +340,23 @@ impl VerbsSession {
                 let held = Parked::take_from(&mut self.parked, at);
                 let asked = (frame.id, frame.patience(), asked);
                 match shared.answer_or_park(&mut self.caller, asked, held, (at, ParkLook::Again)) {
-                    ParkAnswer::Now(reply) => reply.encode(frame.id, &mut self.answer),
+                    ParkAnswer::Now(reply) => match replies {
+                        Some(held) => held.hold_behind(frame.id, reply),
+                        None => reply.encode(frame.id, &mut self.answer),
+                    },
+                    ParkAnswer::Later(later) => {
+                        let asked = (frame.id, later);
+                        if let Some(reply) = HeldReplies::hold(replies, shared, at, asked) {
+                            reply.encode(frame.id, &mut self.answer);
+                        }
+                    }
                     ParkAnswer::Taken(parked) => {
                         *done += frame.length;
                         self.parked = Some(parked);
                         return Ok(false);
                     }
+                    // What is behind replies that wait is asked again then.
+                    ParkAnswer::Stays(_) if replies.is_some() => return Ok(false),
                     ParkAnswer::Stays(parked) => {
                         self.parked = Some(parked);
                         return Ok(false);
@@ -319,6 +364,9 @@ impl VerbsSession {
                     ParkAnswer::NotHere => return Err("it said hello twice, or asked for slots".into()),
                 }
                 *done += frame.length;
+            }
+            if replies.is_some() {
+                return Ok(false);
             }
             self.end_message(receives)?;
         }

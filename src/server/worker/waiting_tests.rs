@@ -458,9 +458,9 @@ mod broken {
     /// A change that is made again when it is to be answered.
     #[test]
     fn a_change_that_is_made_twice_is_noticed() {
+        let _broken = Broken::rule(Rule::WaitOnce);
         let (mut second, clock, mut stream) = made();
         clock.advance(100 * GRACE);
-        let _broken = Broken::rule(Rule::WaitOnce);
         until_none_waits(&mut second);
         assert_eq!(reply(&mut stream), EXISTS, "case lost: WaitOnce");
     }
