@@ -27,6 +27,7 @@
 //! | a server, of the requests that it refused ([`Server::refused`](crate::Server::refused)) | [`RefusedCounts`] |
 //! | a server, of GETs on its host and over TCP ([`Server::get_counts`](crate::Server::get_counts), or asked by a client) | [`GetCounts`] |
 //! | a server, of what clients hold ([`Server::client_memory`](crate::Server::client_memory), or asked by a client) | [`ClientMemoryCounts`], [`HeldCounts`] |
+//! | a server with a log ([`Server::log`](crate::Server::log), or asked by a client) | [`LogStatus`] |
 //! | a server that takes the times of puts ([`ServerConfig::timed`](crate::ServerConfig::timed)) | [`ServerTimes`] |
 //! | a handle that takes those of GETs ([`ClientOptions::timed`](crate::ClientOptions::timed)) | [`TimeCounts`] |
 //! | a table ([`Index::counts`](crate::embedded::Index::counts)) | [`IndexCounts`], [`GrowthCounts`], [`HeapCounts`], [`StartCounts`] |

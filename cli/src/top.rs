@@ -5,6 +5,7 @@ use crate::connect::Server;
 use crate::screen::Screen;
 use crate::stat::figures::span;
 use crate::stat::told::Told;
+use crate::stat::watch::LOG_FAILED;
 use anyhow::Result;
 use clap::Args;
 use oneread::Client;
@@ -146,6 +147,10 @@ impl Seen<'_> {
         counted("refused", |look| look.times().refused);
         counted("removes", |look| look.told.stats.removes);
         counted("  of these, ended", |look| look.times().expired);
+        if let Some(log) = self.now.told.log {
+            let name = if log.has_failed { LOG_FAILED } else { "syncs of the log" };
+            counted(name, |look| look.told.log.map_or(0, |log| log.syncs));
+        }
         if self.evicts() {
             counted("made room", |look| look.told.evicted());
         }
@@ -237,7 +242,7 @@ impl Seen<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oneread::stats::{EvictCounts, GetCounts, NoteCounts};
+    use oneread::stats::{EvictCounts, GetCounts, LogStatus, NoteCounts};
 
     fn look(at: Instant, n: u64) -> Look {
         let mut told = Told::default();
@@ -290,6 +295,24 @@ mod tests {
         };
         assert_eq!(line(0, 0), None);
         assert!(line(0, 5).unwrap().contains('0') && line(1_234, 0).unwrap().contains("1,234"));
+    }
+
+    /// The log has a row where the server has one, which says that its disk has failed.
+    #[test]
+    fn a_log_has_a_row() {
+        let at = Instant::now();
+        let line = |log: Option<LogStatus>| {
+            let mut now = look(at, 1_000);
+            now.told.log = log;
+            let seen = Seen { now: &now, last: None, watched: Duration::ZERO };
+            seen.lines("here", None).into_iter().find(|line| line.contains("log"))
+        };
+        let mut log = LogStatus::default();
+        log.syncs = 1_234;
+        assert_eq!(line(None), None);
+        assert!(line(Some(log)).unwrap().contains("1,234"));
+        log.has_failed = true;
+        assert!(line(Some(log)).unwrap().contains("FAILED"));
     }
 
     /// Rates are those since the last look at the same server.

@@ -2,6 +2,7 @@
 
 use super::Client;
 use super::error::AskError;
+use crate::log::LogStatus;
 use crate::outcome::{EvictCounts, GetCounts, GrowthCounts, HeapCounts, NoteCounts, PutError};
 use crate::wire::{HeldCounts, Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
 use std::time::Instant;
@@ -139,6 +140,19 @@ impl Client {
         self.publish();
         self.ask_for(&Request::GetCounts, |reply| match reply {
             Reply::GetCounts(counts) => Some(Some(counts)),
+            Reply::Put(Err(PutError::OldServer)) => Some(None),
+            _ => None,
+        })
+    }
+
+    /// Returns how far the server's log of changes is ([`ServerConfig::log`](crate::ServerConfig::log)). `None` from a server
+    /// that has none, or that does not know this request yet.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer.
+    pub fn log(&mut self) -> Result<Option<LogStatus>, AskError> {
+        self.ask_for(&Request::Log, |reply| match reply {
+            Reply::Log(log) => Some(log),
             Reply::Put(Err(PutError::OldServer)) => Some(None),
             _ => None,
         })

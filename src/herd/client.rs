@@ -230,6 +230,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Evictions
         | Request::Held
         | Request::GetCounts
+        | Request::Log
         | Request::Feed(_)
         | Request::UploadPiece { .. }
         | Request::UploadDrop

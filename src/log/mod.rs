@@ -97,6 +97,8 @@ crate::base::setters::setters!(LogConfig {
 pub struct LogStatus {
     /// The number of the next record.
     pub next: u64,
+    /// All records below this one were given to the system.
+    pub written: u64,
     /// All records below this one are on the disk.
     pub durable: u64,
     /// Bytes of its files.
@@ -535,6 +537,7 @@ impl Log {
         let state = lock_std(&self.shared.state);
         LogStatus {
             next: state.next,
+            written: state.written,
             durable: state.durable,
             bytes: state.bytes,
             syncs: state.syncs,

@@ -351,6 +351,7 @@ impl ServerState {
             Request::Evictions => Reply::Evictions(self.index.evictions()),
             Request::Held => Reply::Held(self.held()),
             Request::GetCounts => Reply::GetCounts(self.get_counts()),
+            Request::Log => Reply::Log(self.index.log().map(|log| log.status())),
             Request::Times => Reply::Times(Box::new(self.times())),
             Request::Feed(request) => {
                 let (room, followers) = (caller.feed_room(), &self.followers);

@@ -1,6 +1,7 @@
 //! Counts in replies.
 
 use crate::base::times::TimeCounts;
+use crate::log::LogStatus;
 use crate::outcome::{GrowthCounts, IndexCounts, StartCounts};
 use crate::server::ClientMemoryCounts;
 use crate::snapshot::SaveStep;
@@ -131,6 +132,42 @@ impl From<GrowthBody> for GrowthCounts {
             bytes_max: body.bytes_max,
             bytes_returned: body.bytes_returned,
         }
+    }
+}
+
+/// [`LogStatus`] in a reply.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct LogBody {
+    next: u64,
+    written: u64,
+    durable: u64,
+    bytes: u64,
+    syncs: u64,
+    has_failed: u64,
+}
+
+/// The bytes are no [`LogBody`] that a server writes.
+pub(super) struct NoLogBody;
+
+impl From<LogStatus> for LogBody {
+    fn from(log: LogStatus) -> LogBody {
+        let LogStatus { next, written, durable, bytes, syncs, has_failed } = log;
+        LogBody { next, written, durable, bytes, syncs, has_failed: has_failed.into() }
+    }
+}
+
+impl TryFrom<LogBody> for LogStatus {
+    type Error = NoLogBody;
+
+    fn try_from(body: LogBody) -> Result<LogStatus, NoLogBody> {
+        let LogBody { next, written, durable, bytes, syncs, has_failed } = body;
+        let has_failed = match has_failed {
+            0 => false,
+            1 => true,
+            2.. => return Err(NoLogBody),
+        };
+        Ok(LogStatus { next, written, durable, bytes, syncs, has_failed })
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const PROTOCOL_VERSION: u32 = 2;
 /// The *level* of requests that this version knows beyond the first ones of its protocol
 /// ([`Request::level`](super::Request::level)). A server's welcome has its level; a server that knows none has 0.
-pub const LEVEL: u16 = 7;
+pub const LEVEL: u16 = 8;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;

@@ -1,10 +1,11 @@
 //! Replies of the server.
 
-use super::counts::{GrowthBody, HeldCounts, ServerStats, ServerTimes, SnapshotStatus};
+use super::counts::{GrowthBody, HeldCounts, LogBody, NoLogBody, ServerStats, ServerTimes, SnapshotStatus};
 use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
+use crate::log::LogStatus;
 use crate::outcome::{
     EvictCounts, GetCounts, GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound,
     SwapOutcome,
@@ -38,6 +39,7 @@ mod status {
     pub const CLEARED: u16 = 19;
     pub const HELD: u16 = 20;
     pub const GET_COUNTS: u16 = 21;
+    pub const LOG: u16 = 22;
     pub const TIMES: u16 = 62;
     pub const NOTES: u16 = 65;
     pub const EVICTIONS: u16 = 66;
@@ -128,6 +130,8 @@ pub enum Reply {
     Held(HeldCounts),
     /// How many GETs clients have made.
     GetCounts(GetCounts),
+    /// How far the log of changes is. `None`: there is none.
+    Log(Option<LogStatus>),
     /// A part of an upload was taken, or an upload dropped.
     Taken,
     /// The request belongs to no upload, or does not fit the present one, which is dropped.
@@ -242,6 +246,8 @@ impl Reply {
             Reply::Times(times) => reply(status::TIMES, bytemuck::bytes_of(&**times)),
             Reply::Held(counts) => reply(status::HELD, bytemuck::bytes_of(counts)),
             Reply::GetCounts(counts) => reply(status::GET_COUNTS, bytemuck::bytes_of(counts)),
+            Reply::Log(None) => reply(status::LOG, &[]),
+            Reply::Log(Some(log)) => reply(status::LOG, bytemuck::bytes_of(&LogBody::from(*log))),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
             Reply::Put(Err(error))
@@ -386,6 +392,11 @@ impl Reply {
             }
             status::GET_COUNTS => {
                 Reply::GetCounts(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::LOG if frame.body().is_empty() => Reply::Log(None),
+            status::LOG => {
+                let body: LogBody = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Log(Some(LogStatus::try_from(body).map_err(|NoLogBody| unfitting)?))
             }
             status::TAKEN => Reply::Taken,
             status::UNFIT => Reply::Unfit,

@@ -57,6 +57,7 @@ mod op {
     pub const CLEAR: u16 = 25;
     pub const HELD: u16 = 26;
     pub const GET_COUNTS: u16 = 27;
+    pub const LOG: u16 = 28;
     pub const PUT_FOR: u16 = 60;
     pub const PIN: u16 = 70;
     pub const UNPIN: u16 = 71;
@@ -259,6 +260,8 @@ pub enum Request<'a> {
     Held,
     /// Asks how many GETs clients have made.
     GetCounts,
+    /// Asks how far the log of changes is.
+    Log,
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -387,6 +390,7 @@ rows! {
     Times { .. }              => 2, Look;
     Held { .. }               => 4, Look;
     GetCounts { .. }          => 7, Look;
+    Log { .. }                => 8, Look;
     Notes { .. }              => 4, Look;
     Evictions { .. }          => 5, Look;
     Snapshot { begin: false } => 0, Look;
@@ -482,6 +486,7 @@ impl<'a> Request<'a> {
             Request::Evictions => encode(out, op::EVICTIONS, 0, id, &[]),
             Request::Held => encode(out, op::HELD, 0, id, &[]),
             Request::GetCounts => encode(out, op::GET_COUNTS, 0, id, &[]),
+            Request::Log => encode(out, op::LOG, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::RemoveIf { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
@@ -699,6 +704,7 @@ impl<'a> Request<'a> {
             op::EVICTIONS if frame.body().is_empty() => Ok(Request::Evictions),
             op::HELD if frame.body().is_empty() => Ok(Request::Held),
             op::GET_COUNTS if frame.body().is_empty() => Ok(Request::GetCounts),
+            op::LOG if frame.body().is_empty() => Ok(Request::Log),
             op::STAT
             | op::WAKE
             | op::UPLOAD_DROP
@@ -707,7 +713,8 @@ impl<'a> Request<'a> {
             | op::NOTES
             | op::EVICTIONS
             | op::HELD
-            | op::GET_COUNTS => Err(unfitting),
+            | op::GET_COUNTS
+            | op::LOG => Err(unfitting),
             op => {
                 let unknown = Err(WireError::Unknown { op, status: frame.status() });
                 FeedRequest::decode(frame).map_or(unknown, |request| request.map(Request::Feed))

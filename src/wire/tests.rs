@@ -1,6 +1,7 @@
 use super::frame::HEAD;
 use super::*;
 use crate::layout::extent::{Expected, Reference};
+use crate::log::LogStatus;
 use crate::outcome::{
     EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions,
     PutOutcome, StartBound, SwapOutcome,
@@ -12,7 +13,7 @@ proptest! {
     /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
     /// itself.
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..27, 60u16..63, 110u16..112], len in 0u32..64) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..29, 60u16..63, 110u16..112], len in 0u32..64) {
         let mut framed = bytes.clone();
         if framed.len() >= HEAD {
             framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -194,6 +195,7 @@ fn golden_requests() {
         (126, Request::Evictions, b""),
         (26, Request::Held, b""),
         (27, Request::GetCounts, b""),
+        (28, Request::Log, b""),
         (60, put_for, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08\x03\0keyvalue"),
         (61, Request::UploadPut { options, key: b"key" }, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08key"),
         (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
@@ -306,6 +308,7 @@ fn golden_replies() {
     assert_eq!((held.started, held.started_refused, held.clients_ended, held.parked_max), (1, 6, 9, 11));
     let evicted: EvictCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6]);
     assert_eq!((evicted.ahead, evicted.for_heap, evicted.refused, evicted.pinned), (1, 3, 4, 6));
+    let log = LogStatus { next: 5, written: 4, durable: 3, bytes: 2, syncs: 1, has_failed: true };
     let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
     let range = PartError::CounterRange { value: 14, delta: 15 };
     let about = [3; size_of::<TableBytes>()];
@@ -343,6 +346,8 @@ fn golden_replies() {
             Reply::GetCounts(bytemuck::cast([5u64, 6])),
             [5u64, 6].iter().flat_map(|n| n.to_le_bytes()).collect(),
         ),
+        (22, Reply::Log(None), vec![]),
+        (22, Reply::Log(Some(log)), [5u64, 4, 3, 2, 1, 1].iter().flat_map(|n| n.to_le_bytes()).collect()),
         (40, parted(PartEffect::Inserted, None), vec![]),
         (41, parted(PartEffect::Inserted, Some(b"value")), b"value".to_vec()),
         (43, parted(PartEffect::Updated, Some(b"")), vec![]),
@@ -471,6 +476,7 @@ fn invalid_frames_are_refused() {
         (20, 0, vec![0], unfitting(20, 1)),
         (26, 0, vec![0], unfitting(26, 1)),
         (27, 0, vec![0], unfitting(27, 1)),
+        (28, 0, vec![0], unfitting(28, 1)),
         (21, 0, vec![0; 7], unfitting(21, 7)),
         (21, 0, vec![0; 9], unfitting(21, 9)),
         (22, 0, vec![3, 0, 0], unfitting(22, 3)),
@@ -514,7 +520,8 @@ fn invalid_frames_are_refused() {
         (0x8000, 19, 31, unfitting(0x8000, 31)),
         (0x8000, 20, 71, unfitting(0x8000, 71)),
         (0x8000, 21, 15, unfitting(0x8000, 15)),
-        (0x8000, 22, 0, unknown(0x8000, 22)),
+        (0x8000, 22, 47, unfitting(0x8000, 47)),
+        (0x8000, 23, 0, unknown(0x8000, 23)),
         (0x8000, 40, 1, unfitting(0x8000, 1)),
         (0x8000, 48, 0, unknown(0x8000, 48)),
         (0x8000, 108, 4, unfitting(0x8000, 4)),
@@ -540,6 +547,19 @@ fn invalid_frames_are_refused() {
         let decoded = decode(&bytes).unwrap().unwrap();
         assert_eq!(Reply::decode(&decoded), Err(expected), "{op}, {status} with {length} bytes");
     }
+}
+
+/// A log that has neither failed nor not is none that a server tells of.
+#[test]
+fn a_log_is_good_or_has_failed() {
+    let told = |has_failed: u64| {
+        let body: Vec<u8> = [1, 1, 1, 0, 0, has_failed].into_iter().flat_map(u64::to_le_bytes).collect();
+        Reply::decode(&decode(&frame(0x8000, 22, 1, &body)).unwrap().unwrap())
+    };
+    let log = |has_failed| LogStatus { next: 1, written: 1, durable: 1, has_failed, ..Default::default() };
+    assert_eq!(told(0), Ok(Reply::Log(Some(log(false)))));
+    assert_eq!(told(1), Ok(Reply::Log(Some(log(true)))));
+    assert_eq!(told(2), Err(WireError::Body { op: 0x8000, len: 48 }));
 }
 
 /// The bytes of a reply to a request for keys: an absent key, two values, a key that is none, bits, an error. What they

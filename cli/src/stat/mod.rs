@@ -3,7 +3,7 @@
 pub mod figures;
 pub mod inspect;
 pub mod told;
-mod watch;
+pub mod watch;
 
 use crate::connect::Server;
 use crate::pages::Pages;
@@ -24,6 +24,7 @@ use told::Told;
   oneread stat --json | jq .heap             memory of values outside slots
   oneread stat --json | jq .huge_pages       how much of the table is in them
   oneread stat --json | jq .snapshots.last   when the last snapshot was made
+  oneread stat --json | jq .log              how far the log is, and its disk
   oneread stat --json --watch 10s > log      one object a line
 
 The server answers this command. `oneread inspect` looks into the table without

@@ -8,7 +8,8 @@ use oneread::internals::layout::geometry::Geometry;
 use oneread::{
     Client,
     stats::{
-        EvictCounts, GetCounts, GrowthCounts, HeapCounts, HeldCounts, NoteCounts, ServerStats, SnapshotStatus,
+        EvictCounts, GetCounts, GrowthCounts, HeapCounts, HeldCounts, LogStatus, NoteCounts, ServerStats,
+        SnapshotStatus,
     },
 };
 use oneread_kit::show;
@@ -29,6 +30,8 @@ pub struct Told {
     /// Of a server that tells it.
     pub gets: Option<GetCounts>,
     pub snapshots: SnapshotStatus,
+    /// Of a server that has one.
+    pub log: Option<LogStatus>,
     pub pages: Option<Pages>,
 }
 
@@ -44,6 +47,7 @@ impl Told {
             held: client.held()?,
             gets: client.get_counts()?,
             snapshots: client.snapshot_status()?,
+            log: client.log()?,
             pages: None,
         })
     }
@@ -59,7 +63,7 @@ impl Told {
     }
 
     pub fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, heap, notes, evictions, held, gets, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, evictions, held, gets, snapshots, log, pages } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -112,6 +116,7 @@ impl Told {
             "gets": gets.map(|gets| json!({ "gets": gets.gets, "hits": gets.hits, "misses": gets.misses() })),
             "held": held.as_ref().map(held_json),
             "snapshots": snapshot::json(snapshots),
+            "log": log.as_ref().map(log_json),
             "huge_pages": pages.as_ref().map(Pages::json),
             "geometry": geometry_json(geometry),
             "region": inspector.map(|inspector| {
@@ -121,7 +126,7 @@ impl Told {
     }
 
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
-        let Told { stats, growth, heap, notes, evictions, held, gets, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, evictions, held, gets, snapshots, log, pages } = self;
         let mut table = show::facts();
         let count = |name: &str, n: u64| show::fact(name, show::count(n));
         let bytes = |name: &str, n: u64| show::fact(name, show::bytes(n));
@@ -201,7 +206,8 @@ impl Told {
         table.add_rows(noted.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| count(name, n)));
         let held = held.as_ref().map(held_rows).unwrap_or_default();
         let pages = pages.as_ref().map(|pages| ("memory in huge pages", pages.told()));
-        let others = held.into_iter().chain(pages).chain(snapshot::rows(snapshots));
+        let log = log.as_ref().map(log_rows).unwrap_or_default();
+        let others = held.into_iter().chain(pages).chain(snapshot::rows(snapshots)).chain(log);
         table.add_rows(others.map(|(name, value)| show::fact(name, value)));
         add_geometry(&mut table, geometry);
         unbroken(table)
@@ -239,6 +245,34 @@ pub fn held_json(held: &HeldCounts) -> serde_json::Value {
         "clients_ended": held.clients_ended,
         "requests_parked": held.parked,
         "requests_parked_max": held.parked_max,
+    })
+}
+
+/// How far the log is. What its disk does not have is told apart from what waits to be written: with `--fsync 1s` and
+/// `never` the disk may be behind.
+fn log_rows(log: &LogStatus) -> Vec<(&'static str, String)> {
+    let behind = |reached: u64| show::count(log.next.saturating_sub(reached));
+    let mut rows = vec![
+        ("log", show::bytes(log.bytes)),
+        ("  changes that it has taken", show::count(log.next.saturating_sub(1))),
+        ("  of these, not written yet", behind(log.written)),
+        ("  of these, not on the disk yet", behind(log.durable)),
+        ("  syncs since it started", show::count(log.syncs)),
+    ];
+    if log.has_failed {
+        rows.push(("  its disk", "has failed: no change is made; restart the server when it is good".into()));
+    }
+    rows
+}
+
+fn log_json(log: &LogStatus) -> serde_json::Value {
+    json!({
+        "records": log.next.saturating_sub(1),
+        "records_written": log.written.saturating_sub(1),
+        "records_durable": log.durable.saturating_sub(1),
+        "bytes": log.bytes,
+        "syncs": log.syncs,
+        "has_failed": log.has_failed,
     })
 }
 
@@ -317,6 +351,29 @@ mod tests {
             "requests_parked": 12, "requests_parked_max": 16_384,
         });
         assert_eq!(held_json(&held), expected);
+    }
+
+    /// A log has rows and names of its own; a server without one has none. A disk that failed is told.
+    #[test]
+    fn a_log_is_told() {
+        let mut log = LogStatus::default();
+        (log.next, log.written, log.durable, log.bytes, log.syncs) = (1_001, 999, 801, 3 << 20, 7);
+        let rows = |log: &LogStatus| log_rows(log).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+        assert_eq!(rows(&log), ["3 MiB", "1,000", "2", "200", "7"]);
+        let expected = json!({
+            "records": 1_000, "records_written": 998, "records_durable": 800, "bytes": 3 << 20, "syncs": 7,
+            "has_failed": false,
+        });
+        assert_eq!(log_json(&log), expected);
+        log.has_failed = true;
+        assert!(rows(&log)[5].contains("has failed"), "{:?}", rows(&log));
+        assert_eq!(log_json(&log)["has_failed"], true);
+        let geometry = oneread::Config::new().geometry().unwrap();
+        let has_row = |log: Option<LogStatus>| {
+            let rows = show::cells(&Told { log, ..Told::default() }.table(&geometry));
+            rows.iter().any(|row| row[0].trim() == "log")
+        };
+        assert!(has_row(Some(log)) && !has_row(None));
     }
 
     /// What goes on in a table that grows is told where it goes on, and left out where it does not.

@@ -67,6 +67,10 @@ type Figure = fn(&Told) -> u64;
 const CHANGES: Figure = |told| told.stats.inserts + told.stats.updates + told.stats.removes;
 const GETS: Figure = |told| told.gets.map_or(0, |gets| gets.gets);
 const MISSES: Figure = |told| told.gets.map_or(0, |gets| gets.misses());
+/// The row of a log whose disk has failed, in this table and in that of `top`.
+pub const LOG_FAILED: &str = "syncs: log has FAILED";
+
+const SYNCS: Figure = |told| told.log.map_or(0, |log| log.syncs);
 const KEYS: Figure = |told| told.stats.keys;
 const MEMORY: Figure = |told| told.growth.bytes_backed;
 const HEAP: Figure = |told| told.heap.live_bytes;
@@ -129,6 +133,9 @@ impl Watched<'_> {
         table.row(counter("  inserts", |told| told.stats.inserts));
         table.row(counter("  updates", |told| told.stats.updates));
         table.row(counter("  removes", |told| told.stats.removes));
+        if let Some(log) = self.told.log {
+            table.row(counter(if log.has_failed { LOG_FAILED } else { "syncs of the log" }, SYNCS));
+        }
         if growth.segments > 0 {
             table.row(level("memory", show::bytes(growth.bytes_max), (&bytes, &bytes_rate), MEMORY));
         }

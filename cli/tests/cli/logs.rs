@@ -2,7 +2,7 @@
 
 use crate::served::{Served, expect, run, stderr, stdout};
 use oneread::{Address, Client};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -100,4 +100,47 @@ fn a_region_and_its_log() {
     std::fs::remove_file(&region).unwrap();
     let served = Served::start_in(dir, &with_log);
     assert_eq!(stdout(&expect(served.run(&["get", "c"]), 0)), "3\n");
+}
+
+/// What `stat` and `top` say of a log, and that its disk has failed: then no change is made, and GETs go on. A server without
+/// one has none.
+#[test]
+fn a_log_and_its_disk_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log").display().to_string();
+    let served = Served::start_in(dir, &["--anonymous", "--slots", "64", "--log", &log]);
+    expect(served.run(&["put", "a", "1"]), 0);
+    expect(served.run(&["put", "b", "2"]), 0);
+    expect(served.run(&["delete", "b"]), 0);
+    let told = &served.stat()["log"];
+    for (name, value) in [("records", 3), ("records_written", 3), ("records_durable", 3)] {
+        assert_eq!(told[name], value, "{told}");
+    }
+    assert_eq!(told["has_failed"], false, "{told}");
+    assert!((1..=3).contains(&told["syncs"].as_u64().unwrap()), "{told}");
+    let text = stdout(&expect(served.run(&["stat"]), 0));
+    assert!(text.contains("changes that it has taken") && !text.contains("has failed"), "{text}");
+    let top = stdout(&expect(served.run(&["top", "--once", "--every", "1ms"]), 0));
+    assert!(top.contains("syncs of the log"), "{top}");
+    let address: Address = served.at.parse().unwrap();
+    let mut client = Client::connect(&address).unwrap();
+    assert_eq!(client.log().unwrap().unwrap().next, 4);
+
+    // A disk that refuses.
+    let limit = Rlimit { current: Some(1), maximum: None };
+    prlimit(Some(Pid::from_child(&served.child)), Resource::Fsize, limit).unwrap();
+    let refused = served.run(&["put", "c", "3"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    let told = &served.stat()["log"];
+    assert_eq!(told["has_failed"], true, "{told}");
+    assert_eq!(told["records_durable"], 3, "{told}");
+    let text = stdout(&expect(served.run(&["stat"]), 0));
+    assert!(text.contains("has failed: no change is made"), "{text}");
+    let top = stdout(&expect(served.run(&["top", "--once", "--every", "1ms"]), 0));
+    assert!(top.contains("log has FAILED"), "{top}");
+    assert_eq!(stdout(&expect(served.run(&["get", "a"]), 0)), "1\n");
+
+    let without = Served::start(&["--anonymous", "--slots", "64"]);
+    assert!(without.stat()["log"].is_null());
+    assert_eq!(Client::connect(&without.at.parse().unwrap()).unwrap().log().unwrap(), None);
 }

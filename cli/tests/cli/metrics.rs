@@ -245,6 +245,27 @@ fn takeovers_snapshots_and_connections_are_told() {
     assert_eq!(Scrape::of(at).get("oneread_connections_limit"), 4096.0);
 }
 
+/// A log is told by the numbers of its records, which go on with the next server.
+#[test]
+fn a_log_is_told() {
+    let mut dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log").display().to_string();
+    for puts in 1..=2 {
+        let options = ["--anonymous", "--slots", "64", "--metrics", "127.0.0.1:0", "--log", &log];
+        let mut served = Served::start_in(dir, &options);
+        expect(served.run(&["put", "key", "value"]), 0);
+        let scrape = Scrape::of(scraped_at(&served.ready["metrics"]));
+        scrape.keeps_the_conventions();
+        for name in ["records", "written_records", "durable_records"] {
+            assert_eq!(scrape.get(&format!("oneread_log_{name}_total")), f64::from(puts), "{name}");
+        }
+        assert_eq!(scrape.get("oneread_log_syncs_total"), 1.0);
+        assert_eq!(scrape.get("oneread_log_failed"), 0.0);
+        assert!(scrape.get("oneread_log_bytes") > 0.0);
+        dir = served.kill();
+    }
+}
+
 /// What asks for something else, says nothing, or hangs up, gets a fitting answer or none, and hinders no scrape.
 #[test]
 fn strangers_hinder_no_scrape() {
@@ -313,8 +334,10 @@ fn addresses_that_cannot_be_are_told() {
 fn alerts_are_about_metrics_that_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = dir.path().join("snap").display().to_string();
+    let log = dir.path().join("log").display().to_string();
+    let disks = ["--snapshot", &snapshot, "--log", &log];
     let options =
-        ["--anonymous", "--max-memory", "64MiB", "--metrics", "127.0.0.1:0", "--snapshot", &snapshot];
+        [&["--anonymous", "--max-memory", "64MiB", "--metrics", "127.0.0.1:0"][..], &disks].concat();
     let served = Served::start(&options);
     let at = scraped_at(&served.ready["metrics"]);
     let scrape = Scrape::of(at);

@@ -357,6 +357,7 @@ fn each_request_asks_for_its_right() {
         Request::Times,
         Request::Held,
         Request::GetCounts,
+        Request::Log,
         Request::Notes,
         Request::Evictions,
         Request::Snapshot { begin: false },
