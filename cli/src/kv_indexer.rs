@@ -87,8 +87,8 @@ pub struct KvIndexer {
     /// The model of these workers
     #[arg(long, value_name = "NAME", default_value = "default")]
     model_name: String,
-    /// The tenant of these workers
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    /// The tenant of these workers, which Dynamo calls a routing group
+    #[arg(long, visible_alias = "routing-group", value_name = "NAME", default_value = "default")]
     tenant_id: String,
     /// The seed of hashes: another one only where publishers send hashes of their own with it (RFC 1527)
     #[arg(long, value_name = "N", default_value_t = chain::SEED)]
@@ -105,6 +105,9 @@ pub struct KvIndexer {
     /// Print the line that reports readiness as JSON
     #[arg(long)]
     json: bool,
+    /// Die with the process that started this one
+    #[arg(long, hide = true)]
+    die_with_parent: bool,
 }
 
 /// Endpoints, by instance and rank.
@@ -137,6 +140,9 @@ fn named_endpoints(given: &str) -> Result<NamedEndpoints, String> {
 
 impl KvIndexer {
     pub fn run(self) -> Result<ExitCode> {
+        if self.die_with_parent {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        }
         let ending = Ending::begin(Hangup::Ends)?;
         let config = self.config()?;
         // A publisher and a request have a file descriptor each. Where this user may not, those that come first are heard.

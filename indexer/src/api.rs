@@ -3,6 +3,7 @@
 //! | | Dynamo's indexer | Mooncake's document (RFC 1403) |
 //! |---|---|---|
 //! | a model is | `model_name` | `model`, at `/register` `modelname` |
+//! | a tenant is | `routing_group`, before 1.6 `tenant_id` | `tenant_id` |
 //! | an instance is | a number | a text |
 //! | hashes of `/query_by_hash` | `block_hashes`, local ones | `seq_hashes` (or `block_hash`), rolling ones |
 //! | an answer has | `scores`, `frequencies`, `tree_sizes`, `instances` | a map of tenants |
@@ -81,6 +82,7 @@ struct Fields {
     modelname: Option<String>,
     model_name: Option<String>,
     tenant_id: Option<String>,
+    routing_group: Option<String>,
     lora_name: Option<String>,
     lora_id: Option<u64>,
     #[serde(alias = "additionalsalt")]
@@ -161,8 +163,14 @@ impl Fields {
         checked(self.wanted(model.cloned(), "model_name")?, "model", 1, TEXT_MAX)
     }
 
+    /// The tenant, if the request names one.
+    fn named_tenant(&self) -> Option<&String> {
+        self.routing_group.as_ref().or(self.tenant_id.as_ref())
+    }
+
     fn tenant(&self) -> Result<String, Refused> {
-        checked(self.tenant_id.clone().unwrap_or_else(|| TENANT.into()), "tenant_id", 1, TEXT_MAX)
+        let tenant = self.named_tenant().cloned().unwrap_or_else(|| TENANT.into());
+        checked(tenant, "tenant_id (or routing_group)", 1, TEXT_MAX)
     }
 
     fn lora(&self) -> String {
@@ -296,7 +304,7 @@ impl Api {
     fn unregister(&self, fields: &Fields) -> Result<Answer, Refused> {
         let (instance, model) = (fields.instance()?, fields.model()?);
         let tenant = match fields.dialect() {
-            Dialect::Dynamo => fields.tenant_id.clone(),
+            Dialect::Dynamo => fields.named_tenant().cloned(),
             Dialect::Mooncake => Some(fields.tenant()?),
         };
         let which =
@@ -320,18 +328,15 @@ impl Api {
 
     fn workers(&self, query: &str) -> Answer {
         let wanted = |name: &str| {
-            query
-                .split('&')
-                .filter_map(|pair| pair.split_once('='))
-                .find(|(key, _)| *key == name)
-                .map(|(_, value)| value)
+            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(key, _)| *key == name).map(|(_, value)| decoded(value))
         };
-        let (model, tenant) = (wanted("model_name"), wanted("tenant_id"));
+        let (model, tenant) = (wanted("model_name"), wanted("routing_group").or(wanted("tenant_id")));
         let mut all: Vec<Value> = Vec::new();
         let listed = self.registry.list();
         let is_wanted = |it: &&Listed| {
-            model.is_none_or(|model| it.worker.model == model)
-                && tenant.is_none_or(|tenant| it.worker.tenant == tenant)
+            model.as_ref().is_none_or(|model| it.worker.model.as_bytes() == model)
+                && tenant.as_ref().is_none_or(|tenant| it.worker.tenant.as_bytes() == tenant)
         };
         let same = |a: &Listed, b: &Listed| {
             let key =
@@ -352,6 +357,7 @@ impl Api {
                 "endpoints": endpoints,
                 "model_name": first.worker.model,
                 "tenant_id": first.worker.tenant,
+                "routing_group": first.worker.tenant,
                 "block_size": first.worker.block_size,
                 "state": state,
             }));
@@ -534,6 +540,23 @@ fn failed(error: RegisterError) -> Result<Answer, Refused> {
     refused(status, error)
 }
 
+/// A value behind `?`, without `%` and `+`.
+fn decoded(value: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, behind @ ..] = rest {
+        let digit = |at: usize| behind.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        let (byte, used) = match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => ((high << 4 | low) as u8, 3),
+            (b'+', _, _) => (b' ', 1),
+            (other, _, _) => (*other, 1),
+        };
+        bytes.push(byte);
+        rest = &rest[used..];
+    }
+    bytes
+}
+
 /// How an instance is written: one that was a number is one again.
 fn instance_of(instance: &str) -> Value {
     match instance.parse::<u64>() {
@@ -610,4 +633,26 @@ fn mooncake(found: &Found, names: &[(&str, u32)], tenant: &str, block_size: NonZ
     let mut answer = Map::new();
     answer.insert(tenant.to_owned(), Value::Object(instances));
     Value::Object(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names in an address are told as they are; what is no escape stays.
+    #[test]
+    fn values_behind_a_question_mark_are_decoded() {
+        for (value, expected) in [
+            ("a", "a"),
+            ("", ""),
+            ("Qwen%2FQwen3%2b", "Qwen/Qwen3+"),
+            ("two+words%20more", "two words more"),
+            ("50%", "50%"),
+            ("%4", "%4"),
+            ("%zz%41", "%zzA"),
+            ("%c3%bc", "\u{fc}"),
+        ] {
+            assert_eq!(decoded(value), expected.as_bytes(), "{value}");
+        }
+    }
 }

@@ -5,7 +5,8 @@
 //! | connections | [`CONNECTIONS_MAX`] | one gives way that waits for its client, of the host that has most |
 //! | the head of a request | [`HEAD_MAX`] bytes | 431 |
 //! | its body | [`BODY_MAX`] bytes | 413 |
-//! | bodies under way | [`BODIES_MAX`] bytes | 503 |
+//! | bodies and answers under way | [`BYTES_MAX`] bytes | 503 |
+//! | an answer in the system's memory, of one that does not take it | [`SENT_MAX`] bytes | it waits |
 //! | the time of a request, from its first byte to its last | [`REQUEST`] | the connection ends |
 //! | the time for an answer, or each part of a long one, to be taken | [`ANSWER`] | the connection ends |
 //! | the time between requests | [`IDLE`] | the connection ends |
@@ -14,6 +15,7 @@
 //! what it needs are some twenty crates, and wants a runtime; `httparse` is one, which `serve --metrics` has already.
 
 use oneread::internals::conversations::{Conversation, Conversations, left, write_by};
+use rustix::net::sockopt;
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -26,10 +28,12 @@ pub const CONNECTIONS_MAX: usize = 512;
 pub const HEAD_MAX: usize = 16 << 10;
 /// The longest body: a million tokens fit.
 pub const BODY_MAX: usize = 16 << 20;
-/// Bytes of all bodies that are under way, those of [`FREE`] bytes and less aside.
-pub const BODIES_MAX: usize = 256 << 20;
-/// A body of so many bytes is always taken.
+/// Bytes of all bodies and answers that are under way, those of [`FREE`] bytes and less aside.
+pub const BYTES_MAX: usize = 256 << 20;
+/// A body or an answer of so many bytes is always taken.
 const FREE: usize = 64 << 10;
+/// Bytes of an answer that the system keeps for a client that does not take them. It sets as many aside for itself.
+pub const SENT_MAX: usize = 128 << 10;
 /// From the first byte of a request to its last.
 pub const REQUEST: Duration = Duration::from_secs(10);
 /// For an answer to be taken, or each part of a long one.
@@ -37,6 +41,28 @@ pub const ANSWER: Duration = Duration::from_secs(10);
 /// Between requests.
 pub const IDLE: Duration = Duration::from_secs(120);
 const STACK: usize = 512 << 10;
+
+/// What bounds conversations. Tests have other bounds.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    connections: usize,
+    bytes: usize,
+    request: Duration,
+    answer: Duration,
+    idle: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            connections: CONNECTIONS_MAX,
+            bytes: BYTES_MAX,
+            request: REQUEST,
+            answer: ANSWER,
+            idle: IDLE,
+        }
+    }
+}
 
 /// A request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,6 +92,16 @@ pub enum Body {
     Whole(Vec<u8>),
     /// What is written part by part.
     Parts(Parts),
+}
+
+impl Body {
+    /// Bytes that are there at once.
+    fn bytes(&self) -> usize {
+        match self {
+            Body::Whole(bytes) => bytes.len(),
+            Body::Parts(_) => 0,
+        }
+    }
 }
 
 /// An answer.
@@ -161,14 +197,19 @@ impl Listener {
     /// # Errors
     /// The system has no thread for it.
     pub fn serve(self, handler: Arc<dyn Handler>) -> io::Result<Serving> {
+        self.serve_within(Bounds::default(), handler).map(|(serving, _)| serving)
+    }
+
+    fn serve_within(self, bounds: Bounds, handler: Arc<dyn Handler>) -> io::Result<(Serving, Arc<UnderWay>)> {
         let (is_stopped, connections) =
-            (Arc::new(AtomicBool::new(false)), Conversations::new(CONNECTIONS_MAX));
+            (Arc::new(AtomicBool::new(false)), Conversations::new(bounds.connections));
+        let under_way = Arc::new(UnderWay { bytes: AtomicUsize::new(0), max: bounds.bytes });
         let serving = Serving {
             address: self.address,
             is_stopped: is_stopped.clone(),
             connections: connections.clone(),
         };
-        let bodies = Arc::new(AtomicUsize::new(0));
+        let counted = under_way.clone();
         let named = || std::thread::Builder::new().name("oneread-kv-http".into()).stack_size(STACK);
         let accept = move || {
             while !is_stopped.load(Ordering::Relaxed) {
@@ -181,17 +222,19 @@ impl Listener {
                     break;
                 }
                 let _ = stream.set_nodelay(true);
+                // Otherwise the system keeps some MB of an answer that its client does not take.
+                let _ = sockopt::set_socket_send_buffer_size(&stream, SENT_MAX);
                 let Some(one) = connections.begin(stream, peer.ip().to_canonical()) else { continue };
-                let (handler, bodies) = (handler.clone(), bodies.clone());
+                let (handler, under_way) = (handler.clone(), under_way.clone());
                 // Without a thread the connection ends.
                 let _ = named().spawn(move || {
                     // Who hangs up, or says what is no request, gets no more answers.
-                    let _ = converse(&one, &*handler, &bodies);
+                    let _ = converse(&one, &*handler, &under_way, bounds);
                 });
             }
         };
         named().spawn(accept)?;
-        Ok(serving)
+        Ok((serving, counted))
     }
 }
 
@@ -206,58 +249,74 @@ impl Serving {
 }
 
 /// Answers the requests of a connection, until it ends.
-fn converse(one: &Conversation, handler: &dyn Handler, bodies: &AtomicUsize) -> io::Result<()> {
-    let mut reading = Reading { stream: one.stream(), buffer: Vec::new(), used: 0 };
+fn converse(
+    one: &Conversation,
+    handler: &dyn Handler,
+    under_way: &UnderWay,
+    bounds: Bounds,
+) -> io::Result<()> {
+    const MANY: &str = "too many long answers are under way; try again";
+    let mut reading = Reading { stream: one.stream(), buffer: Vec::new(), used: 0, bounds };
     loop {
-        let head = match reading.head()? {
-            HeadRead::Whole(head) => head,
-            HeadRead::Refused(status, why) => return refuse(one.stream(), status, why),
+        let (head, until) = match reading.head()? {
+            HeadRead::Whole(head, until) => (head, until),
+            HeadRead::Refused(status, why) => return refuse(one.stream(), status, why, bounds.answer),
             HeadRead::End => return Ok(()),
         };
-        let until = Instant::now() + REQUEST;
-        let mut taken = Taken { of: bodies, bytes: 0 };
+        let mut taken = Taken { of: under_way, bytes: 0 };
         let body = match reading.body(&head, &mut taken, until)? {
             Ok(body) => body,
-            Err((status, why)) => return refuse(one.stream(), status, why),
+            Err((status, why)) => return refuse(one.stream(), status, why, bounds.answer),
         };
         let is_last = head.is_last;
         let request = Request { body, ..head.request };
-        let answer = one.work(|| handler.answer(&request))?;
+        let mut answer = one.work(|| handler.answer(&request))?;
         one.waits_anew()?;
-        drop((request, taken));
-        say(one.stream(), answer, is_last)?;
+        drop(request);
+        if !taken.take(answer.body.bytes()) {
+            answer = Answer::error(503, &MANY);
+        }
+        say(one.stream(), answer, is_last, bounds.answer)?;
         if is_last {
             return Ok(());
         }
     }
 }
 
-fn refuse(stream: &TcpStream, status: u16, why: &'static str) -> io::Result<()> {
-    say(stream, Answer::error(status, &why), true)
+fn refuse(stream: &TcpStream, status: u16, why: &'static str, within: Duration) -> io::Result<()> {
+    say(stream, Answer::error(status, &why), true, within)
 }
 
-/// Bytes of a body, which count until this is dropped.
+/// Bytes of bodies and answers, beyond [`FREE`] of each.
+#[derive(Debug)]
+struct UnderWay {
+    bytes: AtomicUsize,
+    max: usize,
+}
+
+/// Bytes of a body, then of the answer to it, which count until this is dropped.
 struct Taken<'a> {
-    of: &'a AtomicUsize,
+    of: &'a UnderWay,
     bytes: usize,
 }
 
 impl Taken<'_> {
-    /// Has the body take so many bytes in all. Returns whether it may.
-    fn grow(&mut self, bytes: usize) -> bool {
-        let more = bytes.saturating_sub(self.bytes.max(FREE));
-        if more == 0 {
-            return true;
+    /// Takes so many bytes in all from now on. Returns whether it may; otherwise it takes those of before.
+    fn take(&mut self, bytes: usize) -> bool {
+        let (before, bytes) = (self.bytes, bytes.saturating_sub(FREE));
+        let next =
+            |all: usize| Some(all - before + bytes).filter(|all| bytes <= before || *all <= self.of.max);
+        let may = self.of.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok();
+        if may {
+            self.bytes = bytes;
         }
-        self.of.fetch_add(more, Ordering::Relaxed);
-        self.bytes = self.bytes.max(FREE) + more;
-        self.of.load(Ordering::Relaxed) <= BODIES_MAX
+        may
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.of.fetch_sub(self.bytes.saturating_sub(FREE), Ordering::Relaxed);
+        self.of.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -275,7 +334,8 @@ struct Head {
 }
 
 enum HeadRead {
-    Whole(Head),
+    /// A head, and until when the whole request is to be there.
+    Whole(Head, Instant),
     Refused(u16, &'static str),
     End,
 }
@@ -284,6 +344,7 @@ struct Reading<'a> {
     stream: &'a TcpStream,
     buffer: Vec<u8>,
     used: usize,
+    bounds: Bounds,
 }
 
 impl Reading<'_> {
@@ -312,17 +373,17 @@ impl Reading<'_> {
         if self.rest().is_empty() {
             self.buffer = Vec::new();
             self.used = 0;
-            match self.more(Instant::now() + IDLE) {
+            match self.more(Instant::now() + self.bounds.idle) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => return Ok(HeadRead::End),
             }
         }
-        let until = Instant::now() + REQUEST;
+        let until = Instant::now() + self.bounds.request;
         loop {
             match understood(self.rest()) {
                 Understood::Whole(head, bytes) => {
                     self.used += bytes;
-                    return Ok(HeadRead::Whole(head));
+                    return Ok(HeadRead::Whole(head, until));
                 }
                 Understood::Refused(status, why) => return Ok(HeadRead::Refused(status, why)),
                 Understood::Partly if self.rest().len() > HEAD_MAX => {
@@ -349,7 +410,7 @@ impl Reading<'_> {
         }
         if head.is_asked {
             let continues: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-            write_by(self.stream, continues, Instant::now() + ANSWER)?;
+            write_by(self.stream, continues, Instant::now() + self.bounds.answer)?;
         }
         let mut body = Vec::new();
         if let Some(length) = head.length {
@@ -415,7 +476,7 @@ impl Reading<'_> {
     /// Moves what is there into a body, up to its end. Returns whether there is memory for it.
     fn take(&mut self, end: usize, body: &mut Vec<u8>, taken: &mut Taken<'_>) -> bool {
         let some = self.rest().len().min(end - body.len());
-        if !taken.grow(body.len() + some) {
+        if !taken.take(body.len() + some) {
             return false;
         }
         body.extend_from_slice(&self.buffer[self.used..self.used + some]);
@@ -489,7 +550,7 @@ fn understood(bytes: &[u8]) -> Understood {
 
 // ---- writing ----------------------------------------------------------------------------------------
 
-fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
+fn say(stream: &TcpStream, answer: Answer, is_last: bool, within: Duration) -> io::Result<()> {
     let Answer { status, content_type, body } = answer;
     let ends = if is_last { "Connection: close\r\n" } else { "" };
     let head = format!("HTTP/1.1 {status} {}\r\nContent-Type: {content_type}\r\n{ends}", reason(status));
@@ -497,13 +558,13 @@ fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
         Body::Whole(body) => {
             let mut bytes = format!("{head}Content-Length: {}\r\n\r\n", body.len()).into_bytes();
             bytes.extend(body);
-            write_by(stream, &bytes, Instant::now() + ANSWER)
+            write_by(stream, &bytes, Instant::now() + within)
         }
         Body::Parts(parts) => {
             write_by(
                 stream,
                 format!("{head}Transfer-Encoding: chunked\r\n\r\n").as_bytes(),
-                Instant::now() + ANSWER,
+                Instant::now() + within,
             )?;
             let mut part = |bytes: &[u8]| match bytes {
                 [] => Ok(()),
@@ -511,12 +572,12 @@ fn say(stream: &TcpStream, answer: Answer, is_last: bool) -> io::Result<()> {
                     let mut chunk = format!("{:x}\r\n", bytes.len()).into_bytes();
                     chunk.extend(bytes);
                     chunk.extend(b"\r\n");
-                    write_by(stream, &chunk, Instant::now() + ANSWER)
+                    write_by(stream, &chunk, Instant::now() + within)
                 }
             };
             // Where it breaks off, the last chunk is missing, so a client sees that.
             parts(&mut part)?;
-            write_by(stream, b"0\r\n\r\n", Instant::now() + ANSWER)
+            write_by(stream, b"0\r\n\r\n", Instant::now() + within)
         }
     }
 }
@@ -610,19 +671,122 @@ mod tests {
         assert_eq!(heard(b"GET / HTTP/1.1\r\n"), "", "the client has hung up");
     }
 
-    /// Long bodies count until they are answered; short ones are always taken.
+    /// Long bodies and answers count as long as they are there; short ones are always taken.
     #[test]
-    fn bodies_have_a_limit_together() {
-        let bodies = AtomicUsize::new(0);
-        let mut one = Taken { of: &bodies, bytes: 0 };
-        assert!(one.grow(FREE) && bodies.load(Ordering::Relaxed) == 0);
-        assert!(one.grow(FREE + 10) && one.grow(FREE + 30) && bodies.load(Ordering::Relaxed) == 30);
-        let mut other = Taken { of: &bodies, bytes: 0 };
-        assert!(!other.grow(BODIES_MAX + FREE));
+    fn bytes_have_a_limit_together() {
+        let under_way = UnderWay { bytes: AtomicUsize::new(0), max: 1_000 };
+        let count = || under_way.bytes.load(Ordering::Relaxed);
+        let mut one = Taken { of: &under_way, bytes: 0 };
+        assert!(one.take(FREE) && count() == 0);
+        assert!(one.take(FREE + 10) && one.take(FREE + 30) && count() == 30);
+        let mut other = Taken { of: &under_way, bytes: 0 };
+        assert!(!other.take(FREE + 971) && count() == 30, "what is refused does not count");
+        assert!(other.take(FREE + 970) && !one.take(FREE + 31) && one.take(FREE + 20));
         drop(other);
-        assert_eq!(bodies.load(Ordering::Relaxed), 30);
+        assert_eq!(count(), 20, "the answer is shorter than the body was");
         drop(one);
-        assert_eq!(bodies.load(Ordering::Relaxed), 0);
+        assert_eq!(count(), 0);
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+    /// More than the system takes of an answer that nobody reads.
+    const LONG: usize = 2 << 20;
+
+    /// Has answers that are long: at once, or part by part without end.
+    struct Long;
+
+    impl Handler for Long {
+        fn answer(&self, request: &Request) -> Answer {
+            let body = match request.path.as_str() {
+                "/whole" => Body::Whole(vec![b'a'; LONG]),
+                "/parts" => Body::Parts(Box::new(|part| {
+                    loop {
+                        part(&[b'a'; 16 << 10])?;
+                    }
+                })),
+                _ => Body::Whole(request.body.clone()),
+            };
+            Answer { status: 200, content_type: "text/plain", body }
+        }
+    }
+
+    fn serve_long(bounds: Bounds) -> (Serving, Arc<UnderWay>) {
+        let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        listener.serve_within(bounds, Arc::new(Long)).unwrap()
+    }
+
+    /// A client that has said some bytes, and takes little at a time.
+    fn slow(serving: &Serving, said: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(serving.address).unwrap();
+        sockopt::set_socket_recv_buffer_size(&stream, 4 << 10).unwrap();
+        stream.set_read_timeout(Some(MINUTE)).unwrap();
+        stream.write_all(said).unwrap();
+        stream
+    }
+
+    /// What is in the head of an answer behind `HTTP/1.1`.
+    fn status(stream: &mut TcpStream) -> String {
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        String::from_utf8(head[9..].to_vec()).unwrap()
+    }
+
+    /// Answers that nobody takes have a limit together: behind it others are told to try again, until one has gone.
+    #[test]
+    fn answers_that_nobody_takes_have_a_limit() {
+        let bounds = Bounds { bytes: 4 * LONG, answer: 10 * MINUTE, ..Bounds::default() };
+        let (serving, _) = serve_long(bounds);
+        let ask = || {
+            let mut stream = slow(&serving, b"GET /whole HTTP/1.1\r\n\r\n");
+            (status(&mut stream), stream)
+        };
+        let mut all: Vec<(String, TcpStream)> = (0..4).map(|_| ask()).collect();
+        assert!(all.iter().all(|(status, _)| status == "200"));
+        assert_eq!(ask().0, "503");
+        drop(all.pop());
+        let until = Instant::now() + MINUTE;
+        let taken = std::iter::repeat_with(ask).find(|(status, _)| status == "200" || Instant::now() > until);
+        assert_eq!(taken.map(|(status, _)| status).as_deref(), Some("200"));
+        serving.stop();
+    }
+
+    /// Clients that take a long answer byte by byte, and such that send a request byte by byte, are hung up on when their
+    /// time is over. Others are answered meanwhile.
+    #[test]
+    fn slow_clients_are_hung_up_on() {
+        const EACH: usize = 50;
+        let second = Duration::from_secs(1);
+        let (serving, under_way) =
+            serve_long(Bounds { request: second, answer: second, ..Bounds::default() });
+        let said = [
+            &b"GET /whole HTTP/1.1\r\n\r\n"[..],
+            b"GET /parts HTTP/1.1\r\n\r\n",
+            b"G",
+            b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n",
+        ];
+        let mut all: Vec<TcpStream> = (0..EACH).flat_map(|_| said).map(|said| slow(&serving, said)).collect();
+        let until = Instant::now() + MINUTE;
+        let mut most = 0;
+        while serving.connections.count() > 0 {
+            assert!(Instant::now() < until, "{} are still there", serving.connections.count());
+            most = most.max(serving.connections.count());
+            let mut quick =
+                slow(&serving, b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello");
+            let mut answer = String::new();
+            quick.read_to_string(&mut answer).unwrap();
+            assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+            for (nth, stream) in all.iter_mut().enumerate() {
+                // Who was hung up on may have an error of it.
+                let _ = match nth % said.len() {
+                    0 | 1 => stream.read(&mut [0]).map(drop),
+                    _ => stream.write(b"a").map(drop),
+                };
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(most > EACH, "{most} were there at once");
+        assert_eq!(under_way.bytes.load(Ordering::Relaxed), 0);
+        serving.stop();
     }
 
     /// Does something while all of these are at work.

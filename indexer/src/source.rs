@@ -18,6 +18,8 @@ const MESSAGE_MAX: usize = 1 << 20;
 #[derive(Debug, Default)]
 struct State {
     subscribers: Vec<Socket>,
+    /// Connections of those who may ask for batches again.
+    asking: Vec<Stream>,
     buffer: VecDeque<(u64, Vec<u8>)>,
     kept: usize,
     next: u64,
@@ -50,7 +52,7 @@ fn accepts(
     address: SocketAddr,
     shared: &Arc<Shared>,
     kind: Kind,
-    mut each: impl FnMut(Socket, &Shared) + Send + 'static,
+    mut each: impl FnMut(Socket, &Arc<Shared>) + Send + 'static,
 ) -> io::Result<(SocketAddr, JoinHandle<()>)> {
     let listener = TcpListener::bind(address)?;
     let address = listener.local_addr()?;
@@ -68,20 +70,22 @@ fn accepts(
     Ok((address, thread))
 }
 
-/// Answers who asks for batches again.
-fn answer(mut socket: Socket, shared: &Shared) -> Option<()> {
-    let frames = socket.receive(MINUTE).ok()??;
-    let [_, from] = &frames[..] else { return None };
-    let from = u64::from_be_bytes(from.as_slice().try_into().ok()?);
-    let mut state = shared.lock();
-    state.asked += 1;
-    let all: Vec<(u64, Vec<u8>)> =
-        state.buffer.iter().filter(|(number, _)| *number >= from).cloned().collect();
-    drop(state);
-    for (number, payload) in all {
-        socket.send(&[b"", &number.to_be_bytes(), &payload], MINUTE).ok()?;
+/// Answers who asks for batches again, each time, until the connection ends. Some connect long before they ask.
+fn answer(socket: &mut Socket, shared: &Shared) -> Option<()> {
+    loop {
+        let Some(frames) = socket.receive(MINUTE).ok()? else { continue };
+        let [_, from] = &frames[..] else { return None };
+        let from = u64::from_be_bytes(from.as_slice().try_into().ok()?);
+        let mut state = shared.lock();
+        state.asked += 1;
+        let all: Vec<(u64, Vec<u8>)> =
+            state.buffer.iter().filter(|(number, _)| *number >= from).cloned().collect();
+        drop(state);
+        for (number, payload) in all {
+            socket.send(&[b"", &number.to_be_bytes(), &payload], MINUTE).ok()?;
+        }
+        socket.send(&[b"", &u64::MAX.to_be_bytes(), b""], MINUTE).ok()?;
     }
-    socket.send(&[b"", &u64::MAX.to_be_bytes(), b""], MINUTE).ok()
 }
 
 impl Source {
@@ -108,9 +112,16 @@ impl Source {
                 shared.has_changed.notify_all();
             }
         })?;
-        let (replayed, answers) = accepts(replayed, &shared, Kind::Router, |socket, shared| {
-            // Who hangs up asks again.
-            let _ = answer(socket, shared);
+        let (replayed, answers) = accepts(replayed, &shared, Kind::Router, |mut socket, shared| {
+            // Without it nobody could end the conversation.
+            let Ok(stream) = socket.stream().try_clone() else { return };
+            shared.lock().asking.push(stream);
+            let shared = shared.clone();
+            std::thread::spawn(move || {
+                // Who hangs up asks again.
+                let _ = answer(&mut socket, &shared);
+                socket.stream().shutdown();
+            });
         })?;
         Ok(Source { shared, published, replayed, threads: vec![hears, answers] })
     }
@@ -130,15 +141,28 @@ impl Source {
         (self.published, self.replayed)
     }
 
-    /// Waits until so many hear it.
-    pub fn wait_for(&self, subscribers: usize) {
+    /// Waits until so many hear it, for a minute at most. Returns whether they do.
+    pub fn is_heard_by(&self, subscribers: usize) -> bool {
         let state = self.shared.lock();
         let wait = self
             .shared
             .has_changed
             .wait_timeout_while(state, MINUTE, |state| state.subscribers.len() < subscribers);
         let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
-        assert!(state.subscribers.len() >= subscribers, "nobody hears {}", self.published);
+        state.subscribers.len() >= subscribers
+    }
+
+    /// As [`Source::is_heard_by`], for tests.
+    ///
+    /// # Panics
+    /// Fewer hear it.
+    pub fn wait_for(&self, subscribers: usize) {
+        assert!(self.is_heard_by(subscribers), "nobody hears {}", self.published);
+    }
+
+    /// How many batches it has told.
+    pub fn told(&self) -> u64 {
+        self.shared.lock().next
     }
 
     /// How often batches were asked for again.
@@ -179,9 +203,11 @@ impl Source {
         self.shared.lock().subscribers.retain_mut(|one| one.send(frames, MINUTE).is_ok());
     }
 
-    /// Hangs up on all who hear it.
+    /// Hangs up on all who hear it, or may ask it.
     pub fn hang_up(&self) {
-        self.shared.lock().subscribers.clear();
+        let mut state = self.shared.lock();
+        state.subscribers.clear();
+        state.asking.drain(..).for_each(|stream| stream.shutdown());
     }
 }
 

@@ -152,6 +152,16 @@ fn dynamos_requests_are_answered() {
     assert_eq!(workers[0]["endpoints"], json!({ "0": source.endpoint() }));
     assert_eq!(workers[0]["state"]["0"]["blocks"], 3);
     assert_eq!(ask(&indexer, "GET /workers?model_name=other", &json!({})).1, json!([]));
+    for (query, count) in [
+        ("model_name=%6d&routing_group=default", 1),
+        ("tenant_id=default", 1),
+        ("routing_group=other", 0),
+        ("routing_group=other&tenant_id=default", 0),
+    ] {
+        let (_, workers) = ask(&indexer, &format!("GET /workers?{query}"), &json!({}));
+        assert_eq!(workers.as_array().unwrap().len(), count, "{query}");
+        assert!(workers.as_array().unwrap().iter().all(|worker| worker["routing_group"] == "default"));
+    }
 
     let worker = |more: Value| {
         let mut body = json!({
@@ -180,6 +190,9 @@ fn dynamos_requests_are_answered() {
         ("POST /query", json!({ "model_name": "m", "token_ids": [-1] }), 422),
         ("POST /query", json!({ "token_ids": [1] }), 422),
         ("POST /query", json!({ "model_name": "m", "tenant_id": "b", "token_ids": [1] }), 404),
+        ("POST /query", json!({ "model_name": "m", "routing_group": "b", "token_ids": [1] }), 404),
+        ("POST /query", json!({ "model_name": "m", "routing_group": "default", "token_ids": [1] }), 200),
+        ("POST /unregister", json!({ "instance_id": 1, "model_name": "m", "routing_group": "b" }), 404),
         ("POST /unregister", json!({ "instance_id": 9, "model_name": "m" }), 404),
         ("GET /query", json!({}), 405),
         ("POST /workers", json!({}), 405),

@@ -186,10 +186,16 @@ fn scrape(one: &Running) -> String {
     answer
 }
 
-/// Two over a table that a server of its own has, killed in turns under load.
+/// For how long the long run of [`two_are_killed_in_turns`] goes on.
+fn long_run() -> Option<Duration> {
+    let seconds = || std::env::var("ONEREAD_SECONDS").ok().map(|seconds| seconds.parse().unwrap());
+    std::env::var_os("ONEREAD_LONG").map(|_| Duration::from_secs(seconds().unwrap_or(600)))
+}
+
+/// Two over a table that a server of its own has, killed in turns under load. Before each kill both tell what the engine has,
+/// and whoever is started knows at once what was known.
 #[test]
 fn two_are_killed_in_turns() {
-    let kills = if std::env::var_os("ONEREAD_LONG").is_some() { 100 } else { 4 };
     let served = crate::served::Served::start(&["--index", "placement", "--holders", "256", "--anonymous"]);
     let source = Arc::new(Source::new(1_000_000).unwrap());
     let start = || Running::start(&["--at", &served.at]);
@@ -200,38 +206,151 @@ fn two_are_killed_in_turns() {
     });
     assert_eq!(two[1].try_ask("POST /register", &worker).unwrap(), json!({ "status": "ok" }));
     source.wait_for(1);
+    let names: Vec<u64> = (0..DEPTH).map(|depth| name(0, depth)).collect();
+    let mut told = source.publish(vec![stored(None, &names, &prompt(0), 4)]);
+    let whole = u64::from(DEPTH * 4);
     let (has, is_over) = (Arc::new(Mutex::new(BTreeSet::new())), Arc::new(AtomicBool::new(false)));
-    let told = {
+    let telling = {
         let (source, has, is_over) = (source.clone(), has.clone(), is_over.clone());
         std::thread::spawn(move || engine(&source, &has, &is_over))
     };
     let takes = |one: &Running| one.try_ask("GET /health", &json!({})).unwrap()["takes_events"] == true;
-    for kill in 0..kills {
+    // While it is held, the engine changes nothing.
+    let agree = |two: &[Running], has: &BTreeSet<(u32, u32)>, kill: u32| {
+        let until = Instant::now() + MINUTE;
+        for (nth, one) in two.iter().enumerate() {
+            let wrong = || {
+                (0..PATHS).find(|path| {
+                    let length = (0..DEPTH).take_while(|depth| has.contains(&(*path, *depth))).count() as u64;
+                    one.tokens(&prompt(*path)) != if *path == 0 { whole } else { length * 4 }
+                })
+            };
+            while let Some(path) = wrong() {
+                assert!(Instant::now() < until, "kill {kill}, indexer {nth}, path {path}: {}", scrape(one));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    };
+    let (begun, mut kills) = (Instant::now(), 0);
+    while long_run().map_or(kills < 4, |long| begun.elapsed() < long) {
         let until = Instant::now() + MINUTE;
         let active = loop {
             match two.iter().position(takes) {
                 Some(active) => break active,
-                None => assert!(Instant::now() < until, "kill {kill}: nobody takes events in"),
+                None => assert!(Instant::now() < until, "kill {kills}: nobody takes events in"),
             }
             std::thread::sleep(Duration::from_millis(20));
         };
+        let held = has.lock().unwrap();
+        agree(&two, &held, kills);
+        drop(held);
+        // It is killed under load.
+        let batches = source.told();
+        crate::served::wait_for("some batches", || (source.told() > batches + 20).then_some(()));
+        two[active].child.kill().unwrap();
+        assert_eq!(two[1 - active].tokens(&prompt(0)), whole, "kill {kills}: the other one knows it");
         two[active] = start();
+        assert_eq!(
+            two[active].tokens(&prompt(0)),
+            whole,
+            "kill {kills}: what was known, in its first answer"
+        );
+        kills += 1;
     }
     is_over.store(true, Ordering::Relaxed);
-    told.join().unwrap();
-    let until = Instant::now() + MINUTE;
-    for one in &two {
-        loop {
-            let has = has.lock().unwrap();
-            let wrong = (1..PATHS).find(|path| {
-                let length = (0..DEPTH).take_while(|depth| has.contains(&(*path, *depth))).count() as u64;
-                one.tokens(&prompt(*path)) != length * 4
-            });
-            let Some(wrong) = wrong else { break };
-            assert!(Instant::now() < until, "path {wrong}: {}", scrape(one));
-            std::thread::sleep(Duration::from_millis(20));
+    telling.join().unwrap();
+    agree(&two, &has.lock().unwrap(), kills);
+    told = source.told() - told;
+    println!("{kills} kills, {told} batches");
+}
+
+/// Asks an indexer for others, and forges some of its answers. It ends with the test.
+#[cfg(feature = "lab")]
+fn forger(of: Running) -> (SocketAddr, u32) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (at, pid) = (listener.local_addr().unwrap(), of.child.id());
+    let serve = move |stream: TcpStream| -> std::io::Result<()> {
+        let mut lines = BufReader::new(stream.try_clone()?);
+        for turn in 0.. {
+            let (mut request, mut length) = (String::new(), 0);
+            lines.read_line(&mut request)?;
+            loop {
+                let mut line = String::new();
+                if lines.read_line(&mut line)? <= 2 {
+                    break;
+                }
+                if let Some(told) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = told.trim().parse().unwrap();
+                }
+            }
+            let mut body = vec![0; length];
+            lines.read_exact(&mut body)?;
+            let body: Value = serde_json::from_slice(&body).map_err(std::io::Error::other)?;
+            let request = request.rsplit_once(' ').unwrap_or_default().0;
+            let is_long = body["token_ids"].as_array().is_some_and(|tokens| tokens.len() > 16);
+            let answer = match is_long && turn % 5 == 0 {
+                true => json!({ "scores": { "1": { "0": 16_000 } } }),
+                false => of.try_ask(request, &body)?,
+            };
+            let answer = answer.to_string();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", answer.len());
+            (&stream).write_all((head + &answer).as_bytes())?;
+        }
+        Ok(())
+    };
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            // Who asks hangs up.
+            let _ = serve(stream);
+        }
+    });
+    (at, pid)
+}
+
+/// The bench has all figures and finds nothing wrong, beside another indexer too. If that one's answers are forged, it says
+/// how many.
+#[cfg(feature = "lab")]
+#[test]
+fn the_bench_counts_wrong_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = |name: &str| {
+        let path = |file: &str| dir.path().join(format!("{name}.{file}")).display().to_string();
+        let table = format!("shm:{}", path("sock"));
+        let own = ["--table", &table, "--region", &path("region"), "--max-memory", "64MiB"];
+        Running::start(&[&own[..], &["--die-with-parent"]].concat())
+    };
+    let bench = |beside: &str, pid: u32, hashes: &[&str]| {
+        let small = ["--workers", "1,3", "--blocks", "600", "--prompts", "60", "--longest", "24"];
+        let more = ["--rate", "2000", "--seconds", "0.3", "--json", "--beside", beside];
+        let pid = pid.to_string();
+        let words = [&["bench", "kv-indexer", "--beside-pid", &pid][..], &small, &more, hashes].concat();
+        let found = crate::served::json(&crate::served::expect(crate::served::run(&words), 0));
+        let rows = found["rows"].as_array().unwrap().clone();
+        assert_eq!(rows.len(), 4, "{found}");
+        rows
+    };
+    let honest = other("honest");
+    for row in bench(&format!("http://{}", honest.at), honest.child.id(), &["--own-hashes"]) {
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
+        for name in ["events_per_second", "query_p50_ns", "query_p99_ns", "memory_bytes", "behind_ms"] {
+            assert!(number(name) > 0.0, "{name}: {row}");
+        }
+        assert!(number("blocks") >= 600.0 && number("checked") >= 120.0, "{row}");
+        assert!(number("query_p99_ns") >= number("query_p50_ns"), "{row}");
+        assert_eq!((&row["wrong"], &row["differing"]), (&json!(0), &json!(0)), "{row}");
+        match row["indexer"].as_str() {
+            Some("oneread") => assert!(number("right_after_ms") >= number("answers_after_ms"), "{row}"),
+            _ => assert!(row["right_after_ms"].is_null(), "nobody kills that one: {row}"),
         }
     }
+    let (forger, pid) = forger(other("forged"));
+    for row in bench(&format!("http://{forger}"), pid, &[]) {
+        let [wrong, differing] = ["wrong", "differing"].map(|name| row[name].as_u64().unwrap());
+        let is_own = row["indexer"] == "oneread";
+        assert!(differing > 0 && if is_own { wrong == 0 } else { wrong >= differing }, "{row}");
+    }
+    let refused = crate::served::run(&["bench", "kv-indexer", "--beside", "127.0.0.1:1"]);
+    assert!(crate::served::stderr(&refused).contains("give one as in http://"), "{refused:?}");
 }
 
 /// What is wrong with its flags is told, with what to do.

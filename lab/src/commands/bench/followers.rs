@@ -1,6 +1,6 @@
 //! `bench followers`: what many who follow cost at rest, and when they hear of a change.
 
-use super::runner::serve;
+use super::runner::{more_descriptors, serve};
 use crate::measure::{latencies, machine, quantile, told_ns};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -8,7 +8,6 @@ use comfy_table::Table;
 use oneread::{ChangeFeed, ClientOptions, FeedItem, FeedOptions};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::show;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -146,12 +145,6 @@ fn private_bytes(server: &ServerChild) -> Result<u64> {
     let kib = kib.with_context(|| format!("{line:?} in {path}"))?;
     ensure!(kib > 0, "the server has ended");
     Ok(kib << 10)
-}
-
-/// Each follower has a connection.
-fn more_descriptors() {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 fn table(followed: &Followed) -> Table {

@@ -3,7 +3,8 @@
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench tcp` times requests
 //! over TCP. `bench trace` routes a trace's requests by an index. `bench lookups` compares two ways in which
-//! indexes look. `bench failover` kills and stops nodes of a cluster, and moves what they serve.
+//! indexes look. `bench failover` kills and stops nodes of a cluster, and moves what they serve. `bench kv-indexer` has
+//! an indexer of LLM engines' caches hear events and answer, beside another one.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -14,6 +15,8 @@ mod failover;
 mod followers;
 mod grow;
 mod hinted;
+#[cfg(feature = "kv-indexer")]
+mod indexer;
 mod kill;
 mod long;
 mod lookups;
@@ -47,6 +50,7 @@ use timing::Timing;
   oneread bench trace FILE
   oneread bench followers
   oneread bench lookups
+  oneread bench kv-indexer
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -90,6 +94,8 @@ enum What {
     Trace(trace::TraceBench),
     Followers(followers::FollowersBench),
     Lookups(lookups::LookupsBench),
+    #[cfg(feature = "kv-indexer")]
+    KvIndexer(indexer::IndexerBench),
     #[cfg(feature = "cluster")]
     Failover(failover::Failover),
     GrowReader(grow::reader::GrowReader),
@@ -110,6 +116,8 @@ impl Bench {
             What::Trace(trace) => trace.run(),
             What::Followers(followers) => followers.run(),
             What::Lookups(lookups) => lookups.run(),
+            #[cfg(feature = "kv-indexer")]
+            What::KvIndexer(indexer) => indexer.run(),
             #[cfg(feature = "cluster")]
             What::Failover(failover) => failover.run(),
             What::GrowReader(reader) => reader.run(),

@@ -9,11 +9,17 @@ use oneread::Client;
 use oneread::internals::layout::hash::{mix, reduce};
 use oneread_kit::child::{CpuTime, Fabric, ServerChild};
 use oneread_kit::progress::Progress;
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 
 /// The number below `n` of operation number `i` of a round. All contestants have the same order; each round has another.
 pub fn pick(round: u32, i: u64, n: u64) -> u64 {
     reduce(mix(i ^ u64::from(round) << 40), n)
+}
+
+/// Has this process open as many files as it may: many connections are made. Where it may not, one of them says so.
+pub fn more_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// Starts a server in a process of its own, whose table has room for so many keys.
