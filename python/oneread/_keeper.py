@@ -16,7 +16,7 @@ from typing import Any
 
 from oneread import _native
 from oneread._errors import OnereadError
-from oneread._place import OWNED, SNAPSHOT, Place, lock
+from oneread._place import LOG, OWNED, SNAPSHOT, Place, lock
 
 # How long a server writes its last snapshot, and waits for one that has the directory.
 SAVE_WITHIN, OWN_WITHIN = 600.0, 10.0
@@ -45,6 +45,9 @@ def serve(place: Place, about: dict[str, Any], directory: int | None) -> _native
     if directory is not None:
         options["snapshots"] = f"/proc/self/fd/{directory}/{SNAPSHOT}"
         options["snapshots_every"] = about["snapshot_every"]
+        if about.get("durable") is not None:
+            options["log"] = f"/proc/self/fd/{directory}/{LOG}"
+            options["fsync"] = about["durable"]
     return _native.Server(
         place.address,
         backing=str(place.region),

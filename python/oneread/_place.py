@@ -13,12 +13,13 @@ All of a dict is in this user's folder of region files, in memory: ``/dev/shm/on
 
 A dict that several users may open is in a folder of its own, ``oneread-UID.users``, whose names others can not list.
 
-A cache of :mod:`oneread.cache`, and a dict with ``snapshot_every``, are in a directory, too: their server writes a snapshot
-there, and the next one begins with that::
+A cache of :mod:`oneread.cache`, and a dict with ``snapshot_every`` or ``durable``, are in a directory, too: their server writes
+a snapshot there, and with ``durable`` a log, and the next one begins with them::
 
     oneread.snapshot   all entries
+    oneread.log        a folder: each change since that
     oneread.lock       locked by the server
-    oneread.dict.json  what a dict was made as
+    oneread.dict.json  what a dict was made as, or a cache with a log
 
 The kernel lets go of a lock when its process ends, however that was. A child made by `fork` has its parent's lock
 too: it ends when both have ended.
@@ -52,8 +53,8 @@ log = logging.getLogger("oneread")
 # The longest path of a socket.
 SOCKET_MAX = 107
 
-# In the directory of a dict: the snapshot, its server's lock, and what it was made as.
-SNAPSHOT, OWNED, KEPT = "oneread.snapshot", "oneread.lock", "oneread.dict.json"
+# In the directory of a dict: the snapshot, the log, its server's lock, and what it was made as.
+SNAPSHOT, LOG, OWNED, KEPT = "oneread.snapshot", "oneread.log", "oneread.lock", "oneread.dict.json"
 
 # What a server's process runs: this package, wherever it is, and nothing else of what is beside it. Its words: where
 # the package is, the dict's folder, and its name.
@@ -210,12 +211,36 @@ def kept(directory: str | Path | None) -> dict[str, Any] | None:
 
 
 def keep(directory: str, about: dict[str, Any]) -> None:
+    """Notes in a directory what the dict was made as. A power cut does not take that."""
     path = Path(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         tell_in(path / KEPT, about)
+        for one in (path.resolve(), *path.resolve().parents):
+            if one.stat().st_uid != os.geteuid():
+                # This user has made nothing in it.
+                break
+            sync(one)
     except OSError as error:
         raise OSError(error.errno, f"no directory for snapshots: {error.strerror}", directory) from None
+
+
+def sync(path: Path) -> None:
+    """Returns when the disk has a file, or the names in a directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def begun(made: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """What a dict is made as that is not there."""
+    about = {**made, **asked}
+    if about.get("durable") is None and (before := kept(about.get("directory"))) is not None:
+        # The log of a cache goes on: without it, a start would lose what it has.
+        about["durable"] = before.get("durable")
+    return about
 
 
 def told_in(path: Path) -> dict[str, Any] | None:
@@ -228,9 +253,10 @@ def told_in(path: Path) -> dict[str, Any] | None:
 
 
 def tell_in(path: Path, about: dict[str, Any], mode: int | None = None) -> None:
-    """Writes such a file, which is there whole or not at all."""
+    """Writes such a file, which is there whole or not at all, also after a power cut."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(about))
+    sync(partial)
     if mode is not None:
         partial.chmod(mode)
     partial.replace(path)
@@ -412,7 +438,7 @@ def let_go(place: Place, fd: int | None, stays: bool) -> None:
 
 
 def delete(place: Place, directory: Path | None, within: float) -> bool:
-    """Ends a dict that nobody has open, and removes its snapshot, which is in this directory unless it says another.
+    """Ends a dict that nobody has open, and removes its snapshot and its log, which are in this directory unless it says another.
     Returns whether it was there."""
     with place.starting(within):
         fd = place.open_lock("open")
@@ -433,6 +459,8 @@ def delete(place: Place, directory: Path | None, within: float) -> bool:
             place.forget()
             place.beside("log").unlink(missing_ok=True)
             if where is not None and kept(where) is not None:
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(where / LOG)
                 for what in (SNAPSHOT, OWNED, KEPT):
                     (where / what).unlink(missing_ok=True)
             return is_there
@@ -519,9 +547,9 @@ def open_place(
             if about is not None:
                 check_asked(place.name, asked, about)
             if not is_served:
-                about = about or {**made, **asked}
-                if "directory" in asked:
-                    keep(asked["directory"], about)
+                about = about or begun(made, asked)
+                if "directory" in asked or about.get("durable") is not None:
+                    keep(about["directory"], about)
                 place.remember(about)
                 try:
                     place.start(within)

@@ -41,11 +41,13 @@ AGAIN = 2
 CLEARED = 4096
 # What a dict is made as of which nothing else is asked.
 MADE = {"codec": "pickle", "evict": None, "lives": "until last", "key_max": None, "value_max": None}
-MADE |= {"users": None, "metrics": None, "snapshot_every": None, "directory": None}
+MADE |= {"users": None, "metrics": None, "snapshot_every": None, "directory": None, "durable": None}
 # The most memory, where nothing is said, and there is as much.
 MEMORY = 1 << 30
-# Seconds between snapshots, where a directory for them is named.
+# Seconds between snapshots, where a directory for them is named, and there is no log.
 SNAPSHOT_EVERY = 60.0
+
+Durable: TypeAlias = Literal["1s", "always"]
 
 
 NEVER_PICKLE = "a pickle of another user runs code; take codec='plain', 'msgpack' or 'raw'"
@@ -61,15 +63,29 @@ def byte_count(size: int | str) -> int:
     return math.ceil(Fraction(parts[1]) * UNITS[parts[2].upper()])
 
 
-def _snapshots(name: str, every: float | None, directory: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """How often a dict is saved, and where; nothing where it is not."""
-    if every is None and directory is None:
-        return {}
-    seconds = SNAPSHOT_EVERY if every is None else float(every)
-    if not 0 < seconds < math.inf:
+def checked_durable(durable: str | None) -> str | None:
+    """When a log is on the disk; ``None``: there is no log."""
+    if durable not in (None, "1s", "always"):
+        raise ValueError(
+            f"durable={durable!r}: it is '1s' (a change is on the disk a second later), 'always' (before the call returns), or None"
+        )
+    return durable
+
+
+def _outlives(
+    name: str, every: float | None, directory: str | os.PathLike[str] | None, durable: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How a dict outlives the machine, and where: what is asked, and what is made of it where nothing is. Nothing where it
+    does not."""
+    if every is None and directory is None and checked_durable(durable) is None:
+        return {}, {}
+    if every is not None and not 0 < every < math.inf:
         raise ValueError(f"snapshot_every={every!r}: it is a number of seconds")
     where = _place.state_directory(name) if directory is None else Path(directory)
-    return {"snapshot_every": seconds, "directory": str(where.expanduser().resolve())}
+    asked: dict[str, Any] = {"durable": checked_durable(durable), "directory": str(where.expanduser().resolve())}
+    asked["snapshot_every"] = None if every is None else float(every)
+    # A server with a log makes snapshots when that has become long.
+    return asked, {} if durable is not None else {"snapshot_every": SNAPSHOT_EVERY}
 
 
 class SharedDict(MutableMapping[Key, Any]):
@@ -93,6 +109,9 @@ class SharedDict(MutableMapping[Key, Any]):
     ``snapshot_every``: it outlives its server and the machine: a snapshot is written so often, in seconds, and at the end of
     the server; the next one begins with it. ``directory``: where; without it, below ``$XDG_STATE_HOME`` or
     ``~/.local/state``. Say it each time.
+    ``durable``: its server keeps a log of all changes in that directory, too, and a power cut takes no more than the changes of
+    the last second (``"1s"``), or none that a call has returned for or that anybody has read (``"always"``: each change waits
+    for the disk). Say it each time.
     ``metrics``: where its server answers scrapes of Prometheus, as ``"127.0.0.1:9464"``. Whoever reaches that may read counts.
     ``users``: other users, by name or number, who may open it with ``user=`` and this one's name, read it and change it. Values
     are ``"plain"`` then, or of another codec that runs nothing. ``user``: whose it is. A process of another user does not
@@ -130,15 +149,18 @@ class SharedDict(MutableMapping[Key, Any]):
         value_max: int | str | None = None,
         snapshot_every: float | None = None,
         directory: str | os.PathLike[str] | None = None,
+        durable: Durable | None = None,
         metrics: str | None = None,
         users: Iterable[int | str] | None = None,
         user: int | str | None = None,
         start_within: float = 30.0,
         _made: dict[str, Any] | None = None,
+        _asked: dict[str, Any] | None = None,
     ) -> None:
         is_time = isinstance(lives, (int, float)) and 0 <= lives < math.inf
         if not (lives is None or lives in ("until last", "for ever") or is_time):
             raise ValueError(f"lives={lives!r}: it is 'until last', 'for ever', or a number of seconds")
+        outlives, kept_so = _outlives(name, snapshot_every, directory, durable)
         asked: dict[str, Any] = {
             "memory": None if memory is None else byte_count(memory),
             "codec": None if codec is None else _codecs.codec_of(codec)[0],
@@ -148,7 +170,8 @@ class SharedDict(MutableMapping[Key, Any]):
             "value_max": None if value_max is None else byte_count(value_max),
             "metrics": metrics,
             "users": None if users is None else sorted({_place.uid_of(one) for one in users}),
-            **_snapshots(name, snapshot_every, directory),
+            **outlives,
+            **(_asked or {}),
         }
         if users is not None and codec is None:
             asked["codec"] = "plain"
@@ -161,7 +184,7 @@ class SharedDict(MutableMapping[Key, Any]):
         # A signal's handler may close it while its thread has this.
         self._lock = threading.RLock()
         # What it is made as, where it is not there.
-        self._made: dict[str, Any] = {**MADE, **(_made or {})}
+        self._made: dict[str, Any] = {**MADE, **kept_so, **(_made or {})}
         server_uids = []
         self._fd: int | None = None
         self._user = user

@@ -1,7 +1,7 @@
 //! Counts as dicts.
 
 use crate::calls::made;
-use oneread::stats::{ClientStats, GetCounts, GrowthCounts, ServerStats, SnapshotStatus};
+use oneread::stats::{ClientStats, GetCounts, GrowthCounts, LogStatus, ServerStats, SnapshotStatus};
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -88,6 +88,11 @@ pub(crate) fn of_growth<'py>(py: Python<'py>, counts: &GrowthCounts) -> PyResult
         bytes_max,
         bytes_returned
     ))
+}
+
+/// How far a server's log is.
+pub(crate) fn of_log<'py>(py: Python<'py>, log: &LogStatus) -> PyResult<Bound<'py, PyDict>> {
+    Ok(dict!(py, log, next, written, durable, bytes, syncs, has_failed))
 }
 
 /// What became of a server's snapshots.

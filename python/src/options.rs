@@ -6,8 +6,8 @@ use crate::error::{Raise, error_of};
 use crate::mend::Mender;
 use crate::prefix as index;
 use oneread::{
-    Address, Backing, ClientOptions, ClientTls, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
-    ServerConfig, ServerTls, Snapshots, StartMode, TableSize, Token,
+    Address, Backing, ClientOptions, ClientTls, Config, Encryption, Evict, Limits, LogConfig, OwnerOptions,
+    RequestPath, ServerConfig, ServerTls, Snapshots, StartMode, TableSize, Token,
 };
 use oneread_cluster::client::ClusterOptions;
 use oneread_cluster::etcd::{ClusterName, EtcdOptions, EtcdTls};
@@ -376,6 +376,24 @@ impl<'py> Arguments<'py> {
         policy.map(|policy| parsed::<Evict>(self.left.py(), &policy)).transpose()
     }
 
+    /// Where a server's log is.
+    fn log(&self) -> PyResult<Option<LogConfig>> {
+        let py = self.left.py();
+        let (fsync, cut) = (self.take::<String>("fsync")?, self.take::<u64>("log_truncate_at")?);
+        let Some(path) = self.path("log")? else {
+            if fsync.is_some() || cut.is_some() {
+                let text = "fsync and log_truncate_at need log, the path of a folder".into();
+                return Err(error_of(py, "Invalid", text));
+            }
+            return Ok(None);
+        };
+        let mut log = LogConfig::new(path).truncate_at(cut);
+        if let Some(fsync) = fsync {
+            log.fsync = parsed(py, &fsync)?;
+        }
+        Ok(Some(log))
+    }
+
     /// What a server is told, and which index its table is for.
     pub fn server(&self, address: Address) -> PyResult<(ServerConfig, Option<IndexTable>)> {
         let py = self.left.py();
@@ -443,6 +461,7 @@ impl<'py> Arguments<'py> {
             (None, None) => {}
         }
         config.restore = self.path("restore")?;
+        config.log = self.log()?;
         Ok((config, index))
     }
 }

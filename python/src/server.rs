@@ -169,6 +169,12 @@ impl Server {
         status.map(|status| counts::of_snapshots(py, &status)).transpose()
     }
 
+    /// How far the log is. `None` without `log=`.
+    fn log<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let log = self.with(py, oneread::Server::log)?;
+        log.map(|log| counts::of_log(py, &log)).transpose()
+    }
+
     /// Asks for a snapshot, as of a client. `None` without `snapshots=`.
     fn ask_for_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let status = self.with(py, oneread::Server::ask_for_snapshot)?;

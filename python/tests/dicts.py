@@ -71,6 +71,13 @@ def kill_server(shared: oneread.SharedDict) -> None:
     within(30, lambda: not is_running(pid), "it is killed")
 
 
+def power_cut(shm: Path, shared: oneread.SharedDict) -> None:
+    """Its server is killed, and what is in memory goes."""
+    kill_server(shared)
+    for folder in shm.glob("oneread-*"):
+        shutil.rmtree(folder)
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -77,6 +77,51 @@ def test_a_killed_server_loses_nothing(shm: Path, tmp_path: Path) -> None:
         assert sorted(cache) == ["a", "b", "c"], "nobody was there, and no snapshot was written"
 
 
+def test_a_log_survives_a_power_cut(shm: Path, tmp_path: Path) -> None:
+    with dc.Cache(tmp_path / "c", durable="always") as cache:
+        for n in range(200):
+            cache.set(n, str(n), tag="t" if n % 2 else None)
+        assert cache.evict("t") == 100 and cache.incr("n", 41) == 41
+        with pytest.raises(oneread.Incompatible, match="durable="):
+            dc.Cache(tmp_path / "c", durable="1s")
+        pid = pid_of(cache)
+        os.kill(pid, signal.SIGKILL)
+        within(60, lambda: not is_running(pid), "it is killed")
+        # What is in memory goes with the machine. No snapshot was written.
+        shutil.rmtree(next(shm.glob("oneread-*")))
+    # Whoever opens it: the log goes on.
+    with dc.Cache(tmp_path / "c", lives=0.1) as cache:
+        expected: dict[Any, Any] = {n: str(n) for n in range(0, 200, 2)}
+        assert {key: cache[key] for key in cache} == expected | {"n": 41}
+        log = cache._open().client.log()
+        assert log is not None and log["durable"] == log["next"]
+    with pytest.raises(ValueError, match="durable='2s'.*'1s'.*'always'"):
+        dc.Cache(tmp_path / "d", durable="2s")  # type: ignore[arg-type]
+    assert not (tmp_path / "d").exists()
+    with dc.FanoutCache(tmp_path / "f", durable="1s", lives=0.1) as fanout:
+        deque = fanout.deque("work")
+        deque.append(1)
+        for cache in (fanout, deque.cache):
+            assert cache._open().client.log() is not None
+        deque.cache.close()
+
+
+def test_a_log_begins_with_what_a_cache_has(shm: Path, tmp_path: Path) -> None:
+    with dc.Cache(tmp_path / "c", lives=0) as cache:
+        cache["a"] = 1
+        pid = pid_of(cache)
+        assert cache._open().client.log() is None
+    within(60, lambda: not is_running(pid), "the server ends with the last")
+    with dc.Cache(tmp_path / "c", durable="always", lives=0) as cache:
+        cache["b"] = 2
+        pid = pid_of(cache)
+        os.kill(pid, signal.SIGKILL)
+        within(60, lambda: not is_running(pid), "it is killed")
+        shutil.rmtree(next(shm.glob("oneread-*")))
+    with dc.Cache(tmp_path / "c", lives=0) as cache:
+        assert cache["a"] == 1 and cache["b"] == 2
+
+
 def test_a_copy_of_the_directory_is_another_cache(shm: Path, tmp_path: Path) -> None:
     with dc.Cache(tmp_path / "one", lives=0.1) as cache:
         cache["a"] = 1

@@ -13,14 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dicts import begin, is_running, kill_server, outcome, pid_of, shm, within
+from dicts import begin, is_running, kill_server, outcome, pid_of, power_cut, said, shm, within
 
 import oneread
 from oneread import SharedDict
+from oneread.shared import Durable
 
 __all__ = ["shm"]
 
 LONG = 3_600
+OTHERWISE: dict[Durable, Durable] = {"1s": "always", "always": "1s"}
 # A user that is not this one.
 OTHER = 54_321
 
@@ -90,6 +92,124 @@ def test_a_killed_server_of_a_saved_dict_loses_nothing(shm: Path) -> None:
     # The last has closed it, and no snapshot was made.
     with SharedDict("killed", snapshot_every=LONG) as shared:
         assert shared["a"] == 1
+
+
+WRITER = """
+    import sys
+    import oneread
+    client = oneread.Client(sys.argv[1])
+    n = 0
+    while True:
+        n += 1
+        client.put(sys.argv[2].encode(), b"%d" % n)
+        print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("durable", ["always", "1s"])
+def test_a_power_cut_takes_nothing_that_was_synced(shm: Path, state: Path, durable: Durable) -> None:
+    with SharedDict("kept", durable=durable, codec="plain", memory="64MiB") as shared:
+        for n in range(300):
+            shared[n] = str(n)
+        shared.put("tagged", [1, None], ttl=LONG, tag="t")
+        del shared[7]
+        assert shared.incr("n", 5) == 5
+        log = shared.client.log()
+        assert log is not None and log["next"] > 300 and not log["has_failed"]
+        if durable == "always":
+            assert log["durable"] == log["next"]
+        else:
+            within(60, lambda: (shared.client.log() or {})["durable"] >= log["next"], "a second later")
+        power_cut(shm, shared)
+        with pytest.raises(oneread.Disconnected, match="the folder was removed"):
+            shared["gone"] = 1
+    assert {path.name for path in (state / "kept").iterdir()} >= {"oneread.log", "oneread.dict.json"}
+    # What is not given is as it was made: codec, and that there is a log. Nobody has made a snapshot.
+    with SharedDict("kept", durable=durable, create=False) as shared:
+        assert {key: shared[key] for key in range(300) if key != 7} == {n: str(n) for n in range(300) if n != 7}
+        assert 7 not in shared and shared["tagged"] == [1, None] and shared.tag("tagged") == "t" and shared["n"] == 5
+        assert 0 < shared.ttl("tagged") <= LONG  # type: ignore[operator]
+        with pytest.raises(oneread.Incompatible, match="durable="):
+            SharedDict("kept", durable=OTHERWISE[durable])
+        pid = pid_of(shared)
+    # Its end makes a snapshot, from which the log goes on.
+    reboot(shm, pid)
+    with SharedDict("kept", durable=durable, create=False) as shared:
+        assert shared["n"] == 5
+        shared["last"] = 1
+        if durable == "always":
+            power_cut(shm, shared)
+        else:
+            pid = pid_of(shared)
+    if durable == "1s":
+        reboot(shm, pid)
+    with SharedDict("kept", durable=durable, create=False) as shared:
+        assert shared["last"] == 1 and shared["n"] == 5
+    assert oneread.delete_dict("kept") and not list((state / "kept").iterdir())
+
+
+def test_what_calls_returned_for_is_there_after_a_power_cut(shm: Path, state: Path) -> None:
+    with SharedDict("kept", durable="always", memory="64MiB") as shared:
+        writers = [begin(WRITER, shared.address, f"writer {n}") for n in range(3)]
+        lasts = [int(said(writer)) for _ in range(10) for writer in writers][-len(writers) :]
+        power_cut(shm, shared)
+    for nth, writer in enumerate(writers):
+        # What it has been answered is said, or is the next.
+        writer.kill()
+        out, _ = writer.communicate()
+        lasts[nth] = max([lasts[nth], *map(int, out.split())])
+    with SharedDict("kept", durable="always", create=False) as shared:
+        for nth, last in enumerate(lasts):
+            found = shared.client.get(b"writer %d" % nth)
+            # One or two more may have been on the disk: answered, and not said; not answered.
+            assert found is not None and last <= int(found) <= last + 2
+
+
+def test_a_killed_server_makes_again_what_its_log_has(shm: Path, state: Path) -> None:
+    with SharedDict("kept", durable="1s", lives="for ever") as shared:
+        shared["a"] = 1
+        kill_server(shared)
+        assert shared["a"] == 1
+        shared["b"] = 2
+    with SharedDict("kept", durable="1s") as shared:
+        assert shared["a"] == 1 and shared["b"] == 2
+    assert oneread.delete_dict("kept")
+
+
+def test_a_bad_durable_is_refused(shm: Path, state: Path, tmp_path: Path) -> None:
+    for bad in ("2s", "never", "", 1, True):
+        with pytest.raises(ValueError, match="durable=.*'1s'.*'always'"):
+            SharedDict("bad", durable=bad)  # type: ignore[arg-type]
+    assert not (state / "bad").exists()
+    with oneread.Server(f"shm:{shm}/s", slots=64, log=tmp_path / "log", fsync="1s") as server:
+        assert (server.log() or {})["next"] == 1
+    with pytest.raises(oneread.Invalid, match="always, 1s, never"):
+        oneread.Server(f"shm:{shm}/s", slots=64, log=tmp_path / "log", fsync="2s")  # type: ignore[arg-type]
+    with pytest.raises(oneread.Invalid, match="need log"):
+        oneread.Server(f"shm:{shm}/s", slots=64, fsync="1s")
+
+
+def test_what_is_left_out_is_as_it_was_made(shm: Path, tmp_path: Path) -> None:
+    with SharedDict("often", directory=tmp_path / "d", snapshot_every=LONG), SharedDict("often", directory=tmp_path / "d"):
+        pass
+    with SharedDict("logged", directory=tmp_path / "l", durable="1s"), SharedDict("logged", directory=tmp_path / "l") as shared:
+        assert shared.client.log() is not None
+
+
+def test_what_a_directory_says_is_on_the_disk(shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[tuple[int, int]] = set()
+
+    def fsync(fd: int) -> None:
+        about = os.fstat(fd)
+        synced.add((about.st_dev, about.st_ino))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    where = tmp_path / "not" / "there" / "yet"
+    with SharedDict("kept", durable="always", directory=where):
+        pass
+    for path in (where / "oneread.dict.json", where, where.parent, where.parent.parent, tmp_path):
+        about = path.stat()
+        assert (about.st_dev, about.st_ino) in synced, path
 
 
 def as_other(act: Callable[[], None]) -> str:

@@ -25,6 +25,12 @@ pub enum ConfigError {
         /// What was asked for.
         given: String,
     },
+    /// A log is not synced so.
+    #[error("a log is not synced {given:?}; there are: always, 1s, never")]
+    UnknownFsync {
+        /// What was asked for.
+        given: String,
+    },
     /// A capacity of zero.
     #[error("a table for 0 {unit} cannot hold anything; ask for 1 or more")]
     ZeroCapacity {

@@ -1,8 +1,9 @@
-//! Layouts by name, and by their numbers; policies by name.
+//! Layouts by name, and by their numbers; policies, and when a log is synced, by name.
 
 use super::error::ConfigError;
 use super::evict::Evict;
 use crate::layout::geometry::{Family, Layout};
+use crate::log::Fsync;
 use crate::placement::Preset;
 use crate::placement::families::presets;
 use std::fmt;
@@ -70,5 +71,18 @@ impl FromStr for Evict {
     fn from_str(text: &str) -> Result<Evict, ConfigError> {
         let found = Evict::ALL.iter().find(|(_, name)| *name == text);
         found.map(|&(policy, _)| policy).ok_or_else(|| ConfigError::UnknownPolicy { given: text.into() })
+    }
+}
+
+impl FromStr for Fsync {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Fsync, ConfigError> {
+        match text {
+            "always" => Ok(Fsync::Always),
+            "1s" => Ok(Fsync::EverySecond),
+            "never" => Ok(Fsync::Never),
+            _ => Err(ConfigError::UnknownFsync { given: text.into() }),
+        }
     }
 }

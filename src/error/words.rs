@@ -58,7 +58,7 @@ pub const NAMES: [Name; 47] = [
     name("`Config::value_max`", "`serve --value-max`", "`value_max=`"),
     name("`Digests::texts`", "texts", "texts (`str`)"),
     name("`LocationIndex::config`", "`oneread serve --index location`", "`LocationIndex.table()`"),
-    name("`LogConfig::truncate_at`", "--log-truncate-at", "`oneread serve --log-truncate-at`"),
+    name("`LogConfig::truncate_at`", "--log-truncate-at", "`log_truncate_at=`"),
     name("`NodeConfig::advertise`", "--node-advertise", "`oneread serve --node-advertise`"),
     name("`NodeConfig::advertise_table`", "--table-advertise", "`oneread serve --table-advertise`"),
     name("`NodeConfig::secret`", "--secret-file", "`oneread serve --secret-file`"),

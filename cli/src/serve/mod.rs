@@ -55,16 +55,6 @@ use systemd::{Said, notify};
 use told::{show_start, size_of};
 use undo::Ready;
 
-/// When a log is on the disk.
-fn fsync(text: &str) -> Result<Fsync, String> {
-    match text {
-        "always" => Ok(Fsync::Always),
-        "1s" => Ok(Fsync::EverySecond),
-        "never" => Ok(Fsync::Never),
-        _ => Err("always, 1s or never".into()),
-    }
-}
-
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("background").args(["daemonize", "detached"]))]
@@ -201,7 +191,7 @@ pub struct Serve {
     #[arg(long, value_name = "DIR")]
     log: Option<PathBuf>,
     /// When the log is on the disk: before a change is answered, or every second, or when the system writes it
-    #[arg(long, value_name = "WHEN", value_parser = fsync, default_value = "always", requires = "log")]
+    #[arg(long, value_name = "WHEN", default_value = "always", requires = "log")]
     fsync: Fsync,
     /// Go on without this record of a damaged log and all later ones
     #[arg(long, value_name = "NUMBER", requires = "log")]

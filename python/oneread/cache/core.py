@@ -21,7 +21,7 @@ from oneread import _codecs, _entries, _keys, _place
 from oneread._errors import Invalid, KeyTooLong, OnereadError, Timeout
 from oneread.cache._calls import ENOVAL, UNKNOWN, args_to_key, full_name, sort_key
 from oneread.cache._home import identity, wait_for_snapshot
-from oneread.shared import MEMORY, SharedDict, byte_count
+from oneread.shared import MEMORY, SNAPSHOT_EVERY, Durable, SharedDict, byte_count, checked_durable
 
 log = logging.getLogger("oneread")
 
@@ -104,7 +104,9 @@ class Cache:
     All processes of this user that open the directory share it. The entries are in memory. A snapshot of them is in the
     directory: it is written every ``snapshot_every`` seconds, when the last process closes the cache, and when its server
     ends, ``lives`` seconds after the last process has gone. The next start loads it. A crash of the machine, or a power
-    cut, takes what came after the last snapshot; a crash of a process takes nothing.
+    cut, takes what came after the last snapshot; a crash of a process takes nothing. ``durable="1s"`` or ``"always"``: a log of
+    all changes is in the directory, too, and such a crash takes at most the last second, or nothing. A cache that has a log
+    keeps it, whoever opens it.
 
     ``codec``: ``"plain"``, ``"pickle"`` or ``"msgpack"``, or a pair of functions (dumps, loads). ``memory``: the most that
     it may take; otherwise ``size_limit``, or what is free. Where it is full, entries leave, unless ``eviction_policy`` is
@@ -130,7 +132,8 @@ class Cache:
         codec: _codecs.Codec = "plain",
         memory: int | str | None = None,
         lives: float = 10.0,
-        snapshot_every: float = 60.0,
+        snapshot_every: float | None = None,
+        durable: Durable | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(disk, type):
@@ -146,7 +149,11 @@ class Cache:
         self._directory = os.path.expandvars(os.path.expanduser(os.fspath(directory)))
         self._timeout = timeout
         self._codec, self._memory = codec, memory
-        self._lives, self._snapshot_every = float(lives), float(snapshot_every)
+        self._lives, self._durable = float(lives), checked_durable(durable)
+        if snapshot_every is None and durable is None:
+            snapshot_every = SNAPSHOT_EVERY
+        # With a log, the server makes snapshots when that has become long.
+        self._snapshot_every = None if snapshot_every is None else float(snapshot_every)
         for name, value in {**DEFAULT_SETTINGS, **settings}.items():
             known = name in DEFAULT_SETTINGS or name.startswith(("sqlite_", "disk_"))
             if not known:
@@ -180,7 +187,7 @@ class Cache:
                 "directory": str(Path(self._directory).resolve()),
                 "snapshot_every": self._snapshot_every,
             }
-            self._shared = SharedDict(identity(Path(self._directory)), _made=made)
+            self._shared = SharedDict(identity(Path(self._directory)), _made=made, _asked={"durable": self._durable})
         return self._shared
 
     def _limit(self) -> int:
@@ -805,7 +812,8 @@ class Cache:
         if os.path.isdir(self._directory):
             try:
                 _place.save_if_last(place, wait_for_snapshot, SNAPSHOT_WITHIN)
-            except OnereadError as error:
+            except (OnereadError, OSError) as error:
+                # The folder in memory may have been removed.
                 log.warning("no snapshot of the cache in %s: %s; its server tries again at its end", self._directory, error)
 
     def __enter__(self) -> Any:

@@ -40,15 +40,20 @@ class FanoutCache(Cache):
     def _within(self, kind: str, name: str) -> str:
         return os.path.join(self._directory, kind, *name.split("/"))
 
+    def _own(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """What is within a cache with a log has one, too."""
+        return {"durable": self._durable, **settings}
+
     def cache(self, name: str, timeout: float = 60, disk: type[Disk] | None = None, **settings: Any) -> Cache:
         """A cache of its own in a directory within this one's."""
-        return Cache(self._within("cache", name), timeout, disk or Disk, codec=self._codec, **settings)
+        return Cache(self._within("cache", name), timeout, disk or Disk, codec=self._codec, **self._own(settings))
 
     def deque(self, name: str, maxlen: int | None = None) -> Deque:
         """A deque in a directory within this one's."""
-        cache = Cache(self._within("deque", name), codec=self._codec, eviction_policy="none")
+        cache = Cache(self._within("deque", name), codec=self._codec, **self._own({"eviction_policy": "none"}))
         return Deque.fromcache(cache, maxlen=maxlen)
 
     def index(self, name: str) -> Index:
         """An ordered dict in a directory within this one's."""
-        return Index.fromcache(Cache(self._within("index", name), codec=self._codec, eviction_policy="none"))
+        cache = Cache(self._within("index", name), codec=self._codec, **self._own({"eviction_policy": "none"}))
+        return Index.fromcache(cache)

@@ -289,6 +289,13 @@ impl Client {
         counted.map(|counts| counts::of_gets(py, &counts)).transpose()
     }
 
+    /// How far the server's log is: `next`, the number of its next record; `written` and `durable`, the numbers below which all
+    /// are in its files, and on the disk; `bytes`, `syncs`, `has_failed`. `None` from a server without one, or an older one.
+    fn log<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let log = self.ask(py, |client| client.log())?;
+        log.map(|log| counts::of_log(py, &log)).transpose()
+    }
+
     /// What the server's table is made of, and what it did to grow and shrink; all 0 for a table of one size. Asks the
     /// server.
     fn growth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
