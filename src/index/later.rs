@@ -32,7 +32,7 @@ struct LaterChange {
 }
 
 impl MadeLater for LaterChange {
-    fn make(self: Box<Self>) {
+    fn make(self: Box<Self>, tells: bool) {
         let LaterChange { table, turn, deferred: Deferred { key, value, room }, end } = *self;
         let waits = ChangeWaits::default();
         let made = match &value {
@@ -47,7 +47,9 @@ impl MadeLater for LaterChange {
             tracing::error!(%error, "a change that was decided could not be made");
         }
         end.say_made(turn);
-        table.news().tell();
+        if tells {
+            table.news().tell();
+        }
     }
 
     fn withdraw(self: Box<Self>) {

@@ -9,7 +9,7 @@ use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 use crate::layout::life::TICK_NS;
 use crate::layout::owners::NOT_COMMITTED;
-use crate::log::{Log, LogFailed, LogRecord, Logged, LoggedTable, WaitsForDisk};
+use crate::log::{InBatch, Log, LogFailed, LogRecord, Logged, LoggedTable, WaitsForDisk};
 use crate::outcome::PutError;
 use crate::snapshot::{Saved, SnapshotEntry};
 use std::sync::Arc;
@@ -44,8 +44,11 @@ impl Awaited for OnDisk {
 struct Later(DecidedChange);
 
 impl WaitsForDisk for Later {
-    fn is_there(self: Box<Self>) {
-        self.0.make();
+    fn is_there(self: Box<Self>, at: InBatch) {
+        match at {
+            InBatch::Last => self.0.make(),
+            InBatch::Before => self.0.make_quietly(),
+        }
     }
 }
 
@@ -93,6 +96,10 @@ impl Seams for LogSeams {
             Ok(_) if leaves_by_itself || !self.log.must_wait() => Decision::Now,
             logged => Decision::After(Box::new(OnDisk { log: self.log.clone(), logged })),
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.log.has_room()
     }
 
     fn done(&self, change: &KeyChange<'_>, _: KeyPlace) {

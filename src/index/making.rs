@@ -21,7 +21,7 @@ use super::face::Index;
 use super::later::end_turn;
 use super::lives::Lives;
 use super::news::News;
-use super::seams::{Changed, Nobody, SeamTurns};
+use super::seams::{Changed, Nobody, SeamTurns, TurnTaken};
 use super::segment::{Which, check_lengths};
 use super::waits::{ChangeWait, ChangeWaits};
 use super::wanted::{NewOwner, Patience, WantedChange};
@@ -48,7 +48,7 @@ impl Index {
     pub(super) fn make<W: What>(&self, change: WantedChange<'_, W>) -> Made<W, PutError> {
         // Not by `until_made`: a closure that is called in two places is not inlined.
         match change.patience {
-            Patience::Tries(waits) | Patience::TriesInTurn(waits) => self.try_once(change, waits),
+            Patience::Tries(waits) | Patience::HasTurn(waits, _) => self.try_once(change, waits),
             Patience::Sleeps => {
                 let waits = ChangeWaits::default();
                 let tried = self.try_once(change, &waits);
@@ -77,7 +77,7 @@ impl Index {
         mut attempt: impl FnMut(&ChangeWaits) -> Result<R, PutError>,
     ) -> Result<R, PutError> {
         match patience {
-            Patience::Tries(waits) | Patience::TriesInTurn(waits) => attempt(waits),
+            Patience::Tries(waits) | Patience::HasTurn(waits, _) => attempt(waits),
             Patience::Sleeps => {
                 let waits = ChangeWaits::default();
                 let tried = attempt(&waits);
@@ -153,6 +153,7 @@ impl Index {
             Some(ChangeWait::Readers { due_ns }) if self.table().clock().now_ns() < due_ns => {
                 waits.ended_early();
             }
+            Some(ChangeWait::Thread | ChangeWait::Maker) => waits.is_told(),
             Some(wait) => self.table().waited(wait),
             None => {}
         }
@@ -358,8 +359,14 @@ impl Index {
         check_lengths(self.geometry(), key, &[])?;
         let hash = self.geometry().hashed(key).first().0;
         let turn = match patience {
-            Patience::Sleeps | Patience::TriesInTurn(_) => Some(seams.take(hash)),
-            Patience::Tries(_) => seams.try_take(hash),
+            Patience::Sleeps => {
+                while !seams.has_room() {
+                    self.table().sleep(ChangeWait::Thread);
+                }
+                Some(seams.take(hash))
+            }
+            Patience::Tries(_) => seams.has_room().then(|| seams.try_take(hash)).flatten(),
+            Patience::HasTurn(_, taken) => taken.take().or_else(|| seams.try_take(hash)),
         };
         let Some(turn) = turn else {
             waits.begin(ChangeWait::Thread);
@@ -375,9 +382,20 @@ impl Index {
         Ok(outcome)
     }
 
-    /// Whether a change of this key is under way, for which others have to wait.
-    pub(super) fn is_in_turn(&self, key: &[u8]) -> bool {
-        self.seams().is_some_and(|seams| seams.try_take(self.geometry().hashed(key).first().0).is_none())
+    /// Takes the key's turn for a change whose steps cannot be tried twice.
+    ///
+    /// # Errors
+    /// [`PutError::Busy`]; the waits say that somebody else has it.
+    pub(super) fn take_turn(&self, key: &[u8], waits: &ChangeWaits) -> Result<TurnTaken, PutError> {
+        let Some(seams) = self.seams() else { return Ok(TurnTaken::default()) };
+        let hash = self.geometry().hashed(key).first().0;
+        match seams.has_room().then(|| seams.try_take(hash)).flatten() {
+            Some(turn) => Ok(TurnTaken::new(turn)),
+            None => {
+                waits.begin(ChangeWait::Thread);
+                Err(PutError::Busy { rounds: 0 })
+            }
+        }
     }
 
     /// Removes `key`, if its entry is the one that `which` means. Returns whether it was.

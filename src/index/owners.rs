@@ -32,7 +32,7 @@ use crate::layout::hash::First;
 use crate::layout::life::Life;
 use crate::layout::owners::{MASK_WORDS, NOT_COMMITTED, OWNER_MAX, bit, time_in, with_time};
 use crate::layout::slot::Key;
-use crate::log::{Log, WaitsForDisk};
+use crate::log::{InBatch, Log, WaitsForDisk};
 use crate::outcome::PutError;
 use crate::region::Region;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -367,10 +367,12 @@ struct HidesOwner {
 }
 
 impl WaitsForDisk for HidesOwner {
-    fn is_there(mut self: Box<Self>) {
+    fn is_there(mut self: Box<Self>, at: InBatch) {
         if let Some(owner) = self.owner.take() {
             self.shared.set_hidden(&self.table, &owner);
-            self.table.news().tell();
+            if at == InBatch::Last {
+                self.table.news().tell();
+            }
         }
     }
 }
@@ -521,6 +523,8 @@ impl Owners {
         match self.close(&owner, |_| true) {
             None | Some(Stage::Hidden { .. }) => Ok(OwnerGoes::IsHidden),
             Some(before) => {
+                // Whoever asked may go away before it is hidden: tidying goes on with it.
+                self.0.goes(&owner);
                 self.hide_later(table, log, &owner)?;
                 Ok(OwnerGoes::Closes { is_new: before == Stage::Here })
             }

@@ -3,9 +3,10 @@
 use super::change::HoldSlot;
 use super::face::Index;
 use super::owners::OwnerSession;
+use super::seams::TurnTaken;
 use super::segment::{Which, check_lengths};
 use super::started::{StartAsked, StartSession, StartedPuts, StartedValue};
-use super::waits::{ChangeWait, ChangeWaits};
+use super::waits::ChangeWaits;
 use super::wanted::{Patience, WantedChange};
 use crate::config::StartLimits;
 use crate::layout::extent::extent_bytes;
@@ -88,6 +89,12 @@ impl Index {
         if started.take_if_ended(key, now_ns) {
             self.give_up(key);
         }
+        // Before memory is taken.
+        let (taken, patience) = match patience {
+            Patience::Tries(waits) => (self.take_turn(key, waits)?, Some(waits)),
+            Patience::Sleeps | Patience::HasTurn(..) => (TurnTaken::default(), None),
+        };
+        let patience = patience.map_or(Patience::Sleeps, |waits| Patience::HasTurn(waits, &taken));
         // P1: from here on, a remove leaves the key its slot.
         let ticket = started.begin(key, session.id(), StartAsked { heap_bytes, within, now_ns, hidden })?;
         match self.hold_room(key, len, hidden, patience) {
@@ -97,6 +104,7 @@ impl Index {
             }
             Err(error) => {
                 started.end(key);
+                drop(taken.take());
                 self.give_up(key);
                 Err(error)
             }
@@ -115,7 +123,7 @@ impl Index {
         let for_memory = ChangeWaits::default();
         let waits = match patience {
             Patience::Sleeps => &for_memory,
-            Patience::Tries(waits) | Patience::TriesInTurn(waits) => waits,
+            Patience::Tries(waits) | Patience::HasTurn(waits, _) => waits,
         };
         let value = StartedValue::new(len, self.try_upload(key, len, waits)?);
         // The entry of a key that does not fit its slot names an extent, too.
@@ -190,14 +198,11 @@ impl Index {
     ) -> Result<PutOutcome, PutError> {
         let (started, now_ns) = (self.all_started()?, self.table().clock().now_ns());
         // Before the value is taken: a commit that is tried is made.
-        let patience = match patience {
-            Patience::Tries(waits) if self.is_in_turn(key) => {
-                waits.begin(ChangeWait::Thread);
-                return Err(PutError::Busy { rounds: 0 });
-            }
-            Patience::Tries(waits) => Patience::TriesInTurn(waits),
-            patience => patience,
+        let (taken, patience) = match patience {
+            Patience::Tries(waits) => (self.take_turn(key, waits)?, Some(waits)),
+            Patience::Sleeps | Patience::HasTurn(..) => (TurnTaken::default(), None),
         };
+        let patience = patience.map_or(Patience::Sleeps, |waits| Patience::HasTurn(waits, &taken));
         let value = started.take(key, ticket, session, now_ns).ok_or(PutError::NotStarted)?;
         let (given, stated) = (value.given(), value.len);
         if given != stated {
@@ -213,6 +218,7 @@ impl Index {
                 Some(mut draft) => self.until_made(patience, |waits| self.make_named(put, &mut draft, waits)),
             },
         };
+        drop(taken.take());
         // P1: only now may others have the slot again. If the key was removed meanwhile, an entry was left.
         if started.end(key) || outcome.is_err() {
             self.give_up(key);

@@ -162,6 +162,15 @@ impl ChangeWaits {
         });
     }
 
+    /// A wait for another thread does not count: who is told of everything is tried again more often than who sleeps, and waits for
+    /// a bounded time anyway.
+    pub(super) fn is_told(&self) {
+        self.with(|state| {
+            state.room.tries = state.room.tries.saturating_sub(1);
+            state.room.naps = state.room.naps.saturating_sub(1);
+        });
+    }
+
     /// Notes what the change waits for.
     #[cold]
     pub(super) fn begin(&self, wait: ChangeWait) {

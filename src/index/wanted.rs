@@ -1,6 +1,7 @@
 //! A change of a key that was asked for.
 
 use super::owners::OwnerSession;
+use super::seams::TurnTaken;
 use super::waits::ChangeWaits;
 use crate::outcome::{PutMode, PutOptions};
 use std::time::Duration;
@@ -12,8 +13,8 @@ pub(crate) enum Patience<'w> {
     Sleeps,
     /// It has others to serve. The try ends with an error, and these waits have what the change waits for.
     Tries(&'w ChangeWaits),
-    /// Likewise, but it waits for the key's turn, which it has seen to be free.
-    TriesInTurn(&'w ChangeWaits),
+    /// Likewise, and the thread has the key's turn, if anybody hears of changes.
+    HasTurn(&'w ChangeWaits, &'w TurnTaken),
 }
 
 /// The owner of a new entry.

@@ -36,6 +36,7 @@ use read::{FoundLog, LogFile, name_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ const LOCK_WITHIN: Duration = Duration::from_millis(100);
 const FILE_BYTES: u64 = 64 << 20;
 /// A log that is longer, and longer than twice its snapshot, is long: a snapshot makes it shorter.
 const LONG_BYTES: u64 = 256 << 20;
-/// While this many bytes wait for the disk, changes that need not wait for it wait for room.
+/// While this many bytes wait for the disk, no more changes are decided.
 const BUFFER_BYTES: usize = 32 << 20;
 
 /// When records are on the disk.
@@ -264,11 +265,15 @@ impl LogOnDisk {
             fsync,
             disk: self.disk,
             state: Mutex::new(state),
+            buffered: AtomicUsize::new(0),
             to_write: Condvar::new(),
             changed: Condvar::new(),
         });
         let (its, faults) = (shared.clone(), all_broken());
+        let lock = self.lock;
         let run = move || {
+            // Held until the last record is written.
+            let _lock = lock;
             break_all(faults);
             its.run(writer);
         };
@@ -276,7 +281,7 @@ impl LogOnDisk {
             .name("oneread-log".into())
             .spawn(run)
             .map_err(failed("starting a thread for", "a log"))?;
-        Ok(Log { shared, thread: Some(thread), _lock: self.lock })
+        Ok(Log { shared, thread: Some(thread) })
     }
 }
 
@@ -285,7 +290,6 @@ impl LogOnDisk {
 pub(crate) struct Log {
     shared: Arc<LogShared>,
     thread: Option<JoinHandle<()>>,
-    _lock: Option<LockFile>,
 }
 
 #[derive(Debug)]
@@ -294,6 +298,8 @@ struct LogShared {
     fsync: Fsync,
     disk: Arc<dyn Disk>,
     state: Mutex<LogState>,
+    /// The length of the buffer. Relaxed: a hint.
+    buffered: AtomicUsize,
     /// Told when there is something to write.
     to_write: Condvar,
     /// Told when something is on the disk, or the log has failed.
@@ -374,7 +380,14 @@ pub(crate) struct Logged {
 /// Waits until a record is on the disk. Dropped, when nobody knows whether it will be.
 pub(crate) trait WaitsForDisk: std::fmt::Debug + Send {
     /// The record is there. Waits for no disk.
-    fn is_there(self: Box<Self>);
+    fn is_there(self: Box<Self>, at: InBatch);
+}
+
+/// Whether others whose records are there follow at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InBatch {
+    Before,
+    Last,
 }
 
 #[derive(Debug)]
@@ -395,10 +408,17 @@ impl Log {
 
     fn take_of(&self, subject: Subject, record: LogRecord<'_>) -> Result<Logged, LogFailed> {
         let mut framed = Vec::new();
-        let crc = record.write(&mut framed);
+        let mut crc = record.write(&mut framed);
         let mut state = lock_std(&self.shared.state);
         if let Some(failed) = &state.failed {
             return Err(failed.clone());
+        }
+        // Y8: the entry that keeps an owner who is going will be hidden.
+        if let LogRecord::Put { key, owner: owner @ 1.., .. } = record
+            && state.by_subject.contains_key(&Subject::Owner(owner))
+        {
+            framed.clear();
+            crc = LogRecord::Remove { key }.write(&mut framed);
         }
         let number = state.next;
         state.next += 1;
@@ -407,6 +427,7 @@ impl Log {
         frame::finish(&mut framed, self.shared.id, crc, number, state.applied(), state.durable);
         let is_first = state.buffer.is_empty();
         state.buffer.append(&mut framed);
+        self.shared.buffered.store(state.buffer.len(), Relaxed);
         drop(state);
         if is_first {
             self.shared.to_write.notify_one();
@@ -414,21 +435,26 @@ impl Log {
         Ok(Logged { number, subject })
     }
 
-    /// Whether a change must wait before it is made (Y1): for the disk, or for room in the buffer.
+    /// Whether a change must wait for the disk before it is made (Y1).
     pub fn must_wait(&self) -> bool {
         match self.shared.fsync {
             Fsync::Always => !broken(Rule::LogFirst),
-            Fsync::EverySecond | Fsync::Never => lock_std(&self.shared.state).buffer.len() >= BUFFER_BYTES,
+            Fsync::EverySecond | Fsync::Never => false,
         }
     }
 
-    /// Has this told when a record is on the disk, or, where changes do not wait for that, when it was written: at once, or
-    /// by the log's thread. Drops it if the disk fails.
+    /// Whether records may come: not while very many wait for the disk.
+    pub fn has_room(&self) -> bool {
+        self.shared.buffered.load(Relaxed) < BUFFER_BYTES
+    }
+
+    /// Has this told when a record is on the disk: by the log's thread, or at once, where changes do not wait for that. Drops
+    /// it if the disk fails.
     pub fn when_there(&self, logged: Logged, who: Box<dyn WaitsForDisk>) {
         let mut state = lock_std(&self.shared.state);
-        if self.shared.reached(&state) > logged.number {
+        if !self.must_wait() || state.durable > logged.number {
             drop(state);
-            who.is_there();
+            who.is_there(InBatch::Last);
             lock_std(&self.shared.state).is_done(logged);
         } else if state.failed.is_some() {
             drop(state);
@@ -445,14 +471,14 @@ impl Log {
         drop(self.shared.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits until a record is on the disk, likewise.
+    /// Waits until a record is on the disk.
     ///
     /// # Errors
     /// [`LogFailed`]: nobody knows whether it will be there after a crash.
     pub fn wait(&self, Logged { number, .. }: Logged) -> Result<(), LogFailed> {
         let mut state = lock_std(&self.shared.state);
         loop {
-            if self.shared.reached(&state) > number {
+            if state.durable > number {
                 return Ok(());
             }
             // Y2
@@ -596,39 +622,52 @@ impl Writer {
 impl LogShared {
     /// Writes records until the log ends, or its disk fails.
     fn run(&self, mut writer: Writer) {
+        /// A thread that panics writes nothing any more.
+        struct FailsByPanic<'l>(&'l LogShared);
+        impl Drop for FailsByPanic<'_> {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    self.0.fail("its thread has panicked");
+                }
+            }
+        }
+        let _fails = FailsByPanic(self);
         if let Err(error) = self.write_all(&mut writer) {
             tracing::error!(%error, file = %writer.name, "the log's disk has failed; no change is made any more");
-            let mut state = lock_std(&self.state);
-            state.failed = Some(LogFailed(error.to_string().into()));
-            let waiting = std::mem::take(&mut state.waiting);
-            drop(state);
-            drop(waiting);
-            self.changed.notify_all();
+            self.fail(&error.to_string());
         }
     }
 
-    /// All records below this one are there, as changes wait for them.
-    fn reached(&self, state: &LogState) -> u64 {
-        match self.fsync {
-            Fsync::Always => state.durable,
-            Fsync::EverySecond | Fsync::Never => state.written,
-        }
+    /// From now on no change is made. Those that wait are withdrawn.
+    fn fail(&self, why: &str) {
+        let mut state = lock_std(&self.state);
+        state.failed = Some(LogFailed(why.into()));
+        let waiting = std::mem::take(&mut state.waiting);
+        state.being_made = waiting.len();
+        // Nothing is written any more, so nobody waits for room.
+        state.buffer = Vec::new();
+        self.buffered.store(0, Relaxed);
+        drop(state);
+        drop(waiting);
+        lock_std(&self.state).being_made = 0;
+        self.changed.notify_all();
     }
 
     /// Tells all whose records are there.
     fn tell(&self) {
         let mut state = lock_std(&self.state);
-        let reached = self.reached(&state);
-        let later = state.waiting.split_off(&reached);
+        let durable = state.durable;
+        let later = state.waiting.split_off(&durable);
         let there = std::mem::replace(&mut state.waiting, later);
-        state.being_made = there.len();
+        let many = there.len();
+        state.being_made = many;
         drop(state);
         self.changed.notify_all();
-        if there.is_empty() {
+        if many == 0 {
             return;
         }
-        for LogWaiter { logged, who } in there.into_values() {
-            who.is_there();
+        for (nth, LogWaiter { logged, who }) in there.into_values().enumerate() {
+            who.is_there(if nth + 1 == many { InBatch::Last } else { InBatch::Before });
             lock_std(&self.state).is_done(logged);
         }
         lock_std(&self.state).being_made = 0;
@@ -657,6 +696,7 @@ impl LogShared {
             }
             let (from, to, is_ending) = (state.written, state.next, state.is_ending);
             std::mem::swap(&mut state.buffer, &mut records);
+            self.buffered.store(0, Relaxed);
             drop(state);
             if !records.is_empty() {
                 if writer.bytes >= FILE_BYTES {

@@ -317,6 +317,35 @@ fn what_waits_is_not_visible_and_what_failed_is_not_made() {
     assert!(index.log().unwrap().status().has_failed);
 }
 
+/// An entry that keeps its owner, whose record says that he goes, will be hidden with his others: its record says that it is gone
+/// (Y8).
+#[test]
+fn entries_of_an_owner_who_goes_do_not_come_back() {
+    let disk = SimDisk::default();
+    let log = begin(&disk, Fsync::Always);
+    let put = |owner| log.take(1, LogRecord::Put { key: b"key", value: b"value", owner, expiry: 0 }).unwrap();
+    log.wait(put(7)).unwrap();
+    log.is_visible(1);
+    let goes = log.owner_goes(7).unwrap();
+    put(7);
+    put(8);
+    log.wait(goes).unwrap();
+    log.owner_has_gone(7);
+    log.wait(put(7)).unwrap();
+    drop(log);
+    let mut told = Vec::new();
+    let log = LogOnDisk::on(Arc::new(disk), None).unwrap();
+    let show = |_, record: LogRecord<'_>, _: &LoggedTable| {
+        told.push(match record {
+            LogRecord::Put { owner, .. } => Some(owner),
+            LogRecord::Remove { .. } | LogRecord::OwnerGone { .. } => None,
+        });
+        true
+    };
+    assert!(log.replay(1, show).unwrap());
+    assert_eq!(told, [Some(7), None, None, Some(8), Some(7)]);
+}
+
 /// A table is taken over while a change of one key waits, and another key has changed twice since. Returns how often
 /// that one was written again.
 fn written_again() -> u64 {

@@ -63,18 +63,19 @@ impl HeldReplies {
                 held.insert(HeldReplies { at, replies, bytes, seen, _place: place })
             }
         };
-        held.push(id, reply, waits);
+        held.push(id, LaterReply { reply, waits, seen });
         None
     }
 
-    fn push(&mut self, id: u64, reply: Reply, waits: ChangeWaits) {
+    /// Holds one more.
+    pub fn push(&mut self, id: u64, LaterReply { reply, waits, .. }: LaterReply) {
         self.bytes += size_of::<HeldReply>() + reply.told_bytes();
         self.replies.push_back(HeldReply { id, reply, waits, since: Instant::now() });
     }
 
-    /// Holds the reply to a request that waits for nothing itself.
-    pub fn hold_behind(&mut self, id: u64, reply: Reply) {
-        self.push(id, reply, ChangeWaits::default());
+    /// Since when the first one waits.
+    pub fn since(&self) -> Instant {
+        self.replies.front().map_or_else(Instant::now, |front| front.since)
     }
 
     /// Whether no more is to be asked before these are sent.

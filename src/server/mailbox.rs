@@ -212,9 +212,6 @@ impl ServerMailbox {
         caller: &mut Caller,
         (MailboxParked { parked, replies }, look): (&mut MailboxParked<'_>, ParkLook),
     ) -> Result<bool, String> {
-        if replies.as_ref().is_some_and(HeldReplies::are_many) {
-            return Ok(false);
-        }
         let ServerMailbox { mailbox, once, copy, stored, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // Fetching what another CPU stored takes time. The next request of a batch is fetched
@@ -227,20 +224,12 @@ impl ServerMailbox {
         let look = if parked.is_some() { ParkLook::Last } else { look };
         let answer = |frame: &Frame<'_>, request: Request<'_>| {
             let asked = (frame.id, frame.patience(), request);
-            match shared.answer_or_park(caller, asked, held, (RequestAt::Mailbox, look)) {
-                ParkAnswer::Now(reply) => Ok(match replies {
-                    Some(held) => {
-                        held.hold_behind(sequence, reply);
-                        TakenRequest::Later
-                    }
-                    None => TakenRequest::Answered(reply),
-                }),
-                ParkAnswer::Later(later) => {
-                    let reply = HeldReplies::hold(replies, shared, RequestAt::Mailbox, (sequence, later));
-                    Ok(reply.map_or(TakenRequest::Later, TakenRequest::Answered))
-                }
+            match shared.answer_or_park(caller, asked, held, (RequestAt::Mailbox, look), replies) {
+                ParkAnswer::Now(reply) | ParkAnswer::Refused(reply) => Ok(TakenRequest::Answered(reply)),
+                ParkAnswer::Held => Ok(TakenRequest::Later),
                 ParkAnswer::NotHere => Ok(TakenRequest::Unanswered),
-                ParkAnswer::Taken(waits) | ParkAnswer::Stays(waits) => Err(waits),
+                ParkAnswer::Behind => Err(None),
+                ParkAnswer::Taken(waits) | ParkAnswer::Stays(waits) => Err(Some(waits)),
             }
         };
         match once.try_take(CellMark { sequence, attempt: 0 }, frame, answer) {
@@ -248,9 +237,8 @@ impl ServerMailbox {
             Ok(HasReply::Later) => return Ok(true),
             Ok(HasReply::Never) => return Err("a request cell without a request".into()),
             Err(waits) => {
-                // What is behind replies that wait is asked again then.
-                if replies.is_none() {
-                    **parked = Some(waits);
+                if waits.is_some() {
+                    **parked = waits;
                 }
                 return Ok(false);
             }

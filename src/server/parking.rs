@@ -27,6 +27,7 @@ use super::park_room::{ParkPlace, ParkRoom, RequestAt};
 use super::shared::ServerState;
 use crate::faults::{Rule, broken};
 use crate::index::{ChangeWait, ChangeWaits, Index, ThreadBell};
+use crate::outcome::PutError;
 use crate::wire::{self, FeedRequest, Reply, Request};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeSet, VecDeque};
@@ -58,6 +59,7 @@ struct ParkedFeed {
     frame: Box<[u8]>,
     /// Changes before this one were looked at: none of them is wanted.
     seen: u64,
+    since: Instant,
     _place: ParkPlace,
 }
 
@@ -77,14 +79,26 @@ struct ParkedChange {
 /// What becomes of a request.
 pub(super) enum ParkAnswer {
     Now(Reply),
+    /// It would have to wait, and its client is gone. What is behind it is not handled: changes of a connection are made in
+    /// order, or not at all.
+    Refused(Reply),
     /// It was taken, and waits.
     Taken(Parked),
     /// It waits where it stands.
     Stays(Parked),
-    /// It is answered so, but later.
-    Later(LaterReply),
+    /// It waits where it stands, until the replies before it are sent.
+    Behind,
+    /// It was handled, and its reply waits.
+    Held,
     /// It is about the conversation.
     NotHere,
+}
+
+/// What a try of a request has come to.
+enum Tried {
+    Over(ParkAnswer),
+    /// It has its reply, which waits.
+    Later(LaterReply),
 }
 
 /// Whether a look at a request that may wait is its last one.
@@ -94,35 +108,27 @@ pub(super) enum ParkLook {
     Again,
     /// It is answered.
     Last,
+    /// Replies before it wait: if it has to wait, it is tried again behind them.
+    Behind,
 }
 
 impl ServerState {
     /// Answers a request, or parks it: if it may wait, and there is room. `held` is what the first request of this queue
-    /// has waited so far. `patience` is how long the client lets it wait for memory.
+    /// has waited so far. `patience` is how long the client lets it wait for memory. `replies` are those that wait.
     pub(super) fn answer_or_park(
         &self,
         caller: &mut Caller,
         (id, patience, request): (u64, Duration, Request<'_>),
         held: Option<Parked>,
         (at, look): (RequestAt, ParkLook),
+        replies: &mut Option<HeldReplies>,
     ) -> ParkAnswer {
-        match request {
+        if let Some(replies) = replies {
+            return self.answer_behind(caller, (id, patience, request), replies);
+        }
+        let tried = match request {
             Request::Feed(wanted @ FeedRequest::Changes { within: Some(within), .. }) => {
-                match self.feed_found(caller, wanted, 0) {
-                    FeedFound::Told(reply) => ParkAnswer::Now(Reply::Feed(reply)),
-                    FeedFound::Nothing { reply, .. } if look == ParkLook::Last || !at.may_wait_for_feed() => {
-                        ParkAnswer::Now(Reply::Feed(reply))
-                    }
-                    FeedFound::Nothing { reply, seen } => match self.parking.place() {
-                        None => ParkAnswer::Now(Reply::Feed(reply)),
-                        Some(place) => {
-                            let (until, mut frame) = (self.parking.until(within), Vec::new());
-                            request.encode(id, &mut frame);
-                            let feed = ParkedFeed { id, frame: frame.into(), seen, _place: place };
-                            ParkAnswer::Taken(Parked { what: ParkedRequest::Feed(feed), until })
-                        }
-                    },
-                }
+                return self.answer_follower(caller, (id, request), (wanted, within), (at, look));
             }
             request => match held {
                 None => self.begin_change(caller, patience, request, (at, look)),
@@ -131,6 +137,62 @@ impl ServerState {
                 }
                 Some(Parked { what: ParkedRequest::Feed(_) | ParkedRequest::Replies(_), .. }) => {
                     unreachable!("it was taken")
+                }
+            },
+        };
+        match tried {
+            Tried::Over(answer) => answer,
+            Tried::Later(later) => match HeldReplies::hold(replies, self, at, (id, later)) {
+                None => ParkAnswer::Held,
+                Some(reply) => ParkAnswer::Now(reply),
+            },
+        }
+    }
+
+    /// Handles a request while replies to requests before it wait (Q15). Its own is behind them, or it waits for them itself:
+    /// where it would see the table without the changes that they are about, where it has to wait, and where it finds no
+    /// room, for they may make some.
+    #[cold]
+    fn answer_behind(
+        &self,
+        caller: &mut Caller,
+        (id, patience, request): (u64, Duration, Request<'_>),
+        replies: &mut HeldReplies,
+    ) -> ParkAnswer {
+        if replies.are_many() || !may_be_behind(&request) {
+            return ParkAnswer::Behind;
+        }
+        let later = match self.begin_change(caller, patience, request, (replies.at(), ParkLook::Behind)) {
+            Tried::Over(ParkAnswer::Now(reply)) if lacks_room(&reply) => return ParkAnswer::Behind,
+            Tried::Over(ParkAnswer::Now(reply)) => {
+                LaterReply { reply, waits: ChangeWaits::default(), seen: replies.seen() }
+            }
+            Tried::Over(other) => return other,
+            Tried::Later(later) => later,
+        };
+        replies.push(id, later);
+        ParkAnswer::Held
+    }
+
+    /// Answers a request for changes of the table, or parks it.
+    fn answer_follower(
+        &self,
+        caller: &mut Caller,
+        (id, request): (u64, Request<'_>),
+        (wanted, within): (FeedRequest<'_>, Duration),
+        (at, look): (RequestAt, ParkLook),
+    ) -> ParkAnswer {
+        let may_wait = look == ParkLook::Again && at.may_wait_for_feed();
+        match self.feed_found(caller, wanted, 0) {
+            FeedFound::Told(reply) => ParkAnswer::Now(Reply::Feed(reply)),
+            FeedFound::Nothing { reply, seen } => match may_wait.then(|| self.parking.place()).flatten() {
+                None => ParkAnswer::Now(Reply::Feed(reply)),
+                Some(place) => {
+                    let (until, mut frame) = (self.parking.until(within), Vec::new());
+                    request.encode(id, &mut frame);
+                    let (frame, since) = (frame.into(), Instant::now());
+                    let feed = ParkedFeed { id, frame, seen, since, _place: place };
+                    ParkAnswer::Taken(Parked { what: ParkedRequest::Feed(feed), until })
                 }
             },
         }
@@ -144,32 +206,45 @@ impl ServerState {
         patience: Duration,
         request: Request<'_>,
         (at, look): (RequestAt, ParkLook),
-    ) -> ParkAnswer {
+    ) -> Tried {
         let (waits, seen) = (ChangeWaits::default(), self.index.news().told());
-        let Some(reply) = self.try_answer(caller, request, &waits, None) else { return ParkAnswer::NotHere };
-        let Some(wait) = waits.now() else { return ParkAnswer::Now(reply) };
+        let Some(reply) = self.try_answer(caller, request, &waits, None) else {
+            return Tried::Over(ParkAnswer::NotHere);
+        };
+        let Some(wait) = waits.now() else { return Tried::Over(ParkAnswer::Now(reply)) };
         // Q15
         if waits.has_outcome() && !broken(Rule::WaitOnce) {
-            return ParkAnswer::Later(LaterReply { reply, waits, seen });
+            return Tried::Later(LaterReply { reply, waits, seen });
+        }
+        if look == ParkLook::Behind {
+            return Tried::Over(ParkAnswer::Behind);
         }
         let begun = Instant::now();
         let ends = begun + ParkRoom::longest(wait, patience);
         let may_wait = look == ParkLook::Again && begun < ends;
         let Some(place) = may_wait.then(|| self.parking.place()).flatten() else {
-            return self.last_answer(caller, request, reply);
+            return Tried::Over(self.last_answer(caller, request, reply, look));
         };
-        ParkAnswer::Stays(
-            self.parked(ParkedChange { at, waits, begun, patience, seen, _place: place }, (wait, ends)),
-        )
+        let change = ParkedChange { at, waits, begun, patience, seen, _place: place };
+        Tried::Over(ParkAnswer::Stays(self.parked(change, (wait, ends))))
     }
 
     /// The answer to a change that has to wait, but cannot.
     #[cold]
-    fn last_answer(&self, caller: &mut Caller, request: Request<'_>, reply: Reply) -> ParkAnswer {
+    fn last_answer(
+        &self,
+        caller: &mut Caller,
+        request: Request<'_>,
+        reply: Reply,
+        look: ParkLook,
+    ) -> ParkAnswer {
         if let Request::UploadPut { .. } | Request::UploadSwap { .. } = request {
             caller.drop_upload();
         }
-        ParkAnswer::Now(self.counted(reply))
+        match look {
+            ParkLook::Last => ParkAnswer::Refused(self.counted(reply)),
+            ParkLook::Again | ParkLook::Behind => ParkAnswer::Now(self.counted(reply)),
+        }
     }
 
     /// The next try of a change that has waited.
@@ -180,26 +255,26 @@ impl ServerState {
         request: Request<'_>,
         mut change: Box<ParkedChange>,
         look: ParkLook,
-    ) -> ParkAnswer {
+    ) -> Tried {
         if broken(Rule::WaitWake) && look == ParkLook::Again {
             let until = change.begun + ParkRoom::longest(ChangeWait::Thread, change.patience);
-            return ParkAnswer::Stays(Parked { what: ParkedRequest::Change(change), until });
+            return Tried::Over(ParkAnswer::Stays(Parked { what: ParkedRequest::Change(change), until }));
         }
         change.seen = self.index.news().told();
         self.index.end_wait(&change.waits);
         let Some(reply) = self.try_answer(caller, request, &change.waits, Some(change.begun)) else {
-            return ParkAnswer::NotHere;
+            return Tried::Over(ParkAnswer::NotHere);
         };
-        let Some(wait) = change.waits.now() else { return ParkAnswer::Now(reply) };
+        let Some(wait) = change.waits.now() else { return Tried::Over(ParkAnswer::Now(reply)) };
         if change.waits.has_outcome() && !broken(Rule::WaitOnce) {
             let ParkedChange { waits, seen, .. } = *change;
-            return ParkAnswer::Later(LaterReply { reply, waits, seen });
+            return Tried::Later(LaterReply { reply, waits, seen });
         }
         let ends = change.begun + ParkRoom::longest(wait, change.patience);
         if look == ParkLook::Last || Instant::now() >= ends {
-            return self.last_answer(caller, request, reply);
+            return Tried::Over(self.last_answer(caller, request, reply, look));
         }
-        ParkAnswer::Stays(self.parked(*change, (wait, ends)))
+        Tried::Over(ParkAnswer::Stays(self.parked(*change, (wait, ends))))
     }
 
     fn parked(&self, change: ParkedChange, (wait, ends): (ChangeWait, Instant)) -> Parked {
@@ -210,6 +285,42 @@ impl ServerState {
     fn feed_found(&self, caller: &Caller, request: FeedRequest<'_>, seen: u64) -> FeedFound {
         feed::find(&self.index, request, seen, self.feed_bytes, caller.feed_room(), &self.followers)
     }
+}
+
+/// Whether a request may be handled while replies to requests before it wait: a change of one key, which waits for that key's
+/// turn. What keeps an upload for its next try, or sees more of the table, is not.
+pub(super) fn may_be_behind(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Put { .. }
+            | Request::Swap { .. }
+            | Request::SwapExtent { .. }
+            | Request::Remove { .. }
+            | Request::RemoveIf { .. }
+            | Request::Part { .. }
+            | Request::Touch { .. }
+            | Request::PutStart { .. }
+            | Request::PutPiece { .. }
+            | Request::PutCommit { .. }
+            | Request::PutAbort { .. }
+    )
+}
+
+/// Whether a change was refused because there is no room for it.
+fn lacks_room(reply: &Reply) -> bool {
+    let (Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Part(Err(error))) = reply else {
+        return false;
+    };
+    matches!(
+        error,
+        PutError::Full { .. }
+            | PutError::NoMemory { .. }
+            | PutError::HeapFull { .. }
+            | PutError::HeapMemory { .. }
+            | PutError::HeapBusy { .. }
+            | PutError::Pinned
+            | PutError::StartBound(_)
+    )
 }
 
 impl Parked {
@@ -331,12 +442,21 @@ enum Kind {
     Change,
 }
 
+/// What a worker knows of a parked request.
+#[derive(Clone, Copy, Debug)]
+struct NotedPark {
+    until: Instant,
+    kind: Kind,
+    /// Since when it waits.
+    since: Instant,
+}
+
 /// The parked requests of a worker's connections.
 #[derive(Debug)]
 pub(super) struct Parking<K> {
     feeds: ParkedKind,
     changes: ParkedKind,
-    waiting: FxHashMap<K, (Instant, Kind)>,
+    waiting: FxHashMap<K, NotedPark>,
     due: BTreeSet<(Instant, K)>,
     /// Those that are to be looked at.
     queue: VecDeque<K>,
@@ -379,18 +499,18 @@ impl<K: Copy + Ord + Hash> Parking<K> {
         if parked.is_none() && self.waiting.is_empty() {
             return;
         }
-        if let Some((until, kind)) = self.waiting.remove(&who) {
+        if let Some(NotedPark { until, kind, .. }) = self.waiting.remove(&who) {
             self.due.remove(&(until, who));
             self.kind(kind).waiting -= 1;
         }
         if let Some(parked) = parked {
-            let (kind, seen) = match &parked.what {
-                ParkedRequest::Feed(feed) => (Kind::Feed, feed.seen),
-                ParkedRequest::Change(change) => (Kind::Change, change.seen),
-                ParkedRequest::Replies(held) => (Kind::Change, held.seen()),
+            let (kind, seen, since) = match &parked.what {
+                ParkedRequest::Feed(feed) => (Kind::Feed, feed.seen, feed.since),
+                ParkedRequest::Change(change) => (Kind::Change, change.seen, change.begun),
+                ParkedRequest::Replies(held) => (Kind::Change, held.seen(), held.since()),
             };
             self.kind(kind).came(seen);
-            self.waiting.insert(who, (parked.until, kind));
+            self.waiting.insert(who, NotedPark { until: parked.until, kind, since });
             self.due.insert((parked.until, who));
         }
     }
@@ -411,8 +531,11 @@ impl<K: Copy + Ord + Hash> Parking<K> {
                 (Kind::Change, self.changes.hears(index.news().told())),
             ];
             for (told, _) in hears.into_iter().filter(|(_, hears)| *hears) {
-                let its = self.waiting.iter().filter(|(_, (_, kind))| *kind == told);
-                self.queue.extend(its.map(|(who, _)| *who));
+                let its = self.waiting.iter().filter(|(_, noted)| noted.kind == told);
+                // Who has waited longest is first: of those who want one key, each has its turn.
+                let mut its: Vec<_> = its.map(|(who, noted)| (noted.since, *who)).collect();
+                its.sort_unstable();
+                self.queue.extend(its.into_iter().map(|(_, who)| who));
             }
         }
         while let Some(who) = self.queue.pop_front() {
@@ -451,9 +574,9 @@ impl<K: Copy + Ord + Hash> Parking<K> {
 impl<K: Copy + Ord + Hash> Parking<K> {
     /// Pretends that the request of this connection is due then.
     pub fn wait_on(&mut self, who: K, until: Instant) {
-        let (due, kind) = self.waiting[&who];
-        self.due.remove(&(due, who));
-        self.waiting.insert(who, (until, kind));
+        let noted = self.waiting[&who];
+        self.due.remove(&(noted.until, who));
+        self.waiting.insert(who, NotedPark { until, ..noted });
         self.due.insert((until, who));
     }
 }

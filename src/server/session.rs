@@ -5,7 +5,7 @@ use super::held::HeldShare;
 use super::held_replies::HeldReplies;
 use super::mailbox::{MailboxParked, ServerMailbox, Visit};
 use super::park_room::RequestAt;
-use super::parking::{ParkAnswer, ParkLook, Parked};
+use super::parking::{ParkAnswer, ParkLook, Parked, may_be_behind};
 use super::shared::{Admission, Peer, ServerState};
 use super::stream::ClientStream;
 use super::{gets, tcp};
@@ -49,30 +49,6 @@ thread_local! {
     static LENT: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// Whether a request may be handled while replies to requests before it wait: a change of one key, which waits for that key's
-/// turn. Others would see the table without the changes that were asked for before.
-fn may_be_behind(request: &Request<'_>) -> bool {
-    matches!(
-        request,
-        Request::Put { .. }
-            | Request::Swap { .. }
-            | Request::SwapExtent { .. }
-            | Request::UploadBegin { .. }
-            | Request::UploadPiece { .. }
-            | Request::UploadPut { .. }
-            | Request::UploadSwap { .. }
-            | Request::UploadDrop
-            | Request::Remove { .. }
-            | Request::RemoveIf { .. }
-            | Request::Part { .. }
-            | Request::Touch { .. }
-            | Request::PutStart { .. }
-            | Request::PutPiece { .. }
-            | Request::PutCommit { .. }
-            | Request::PutAbort { .. }
-    )
-}
-
 /// What happens to a session after a turn.
 pub(super) enum Fate {
     /// It continues when its socket has something new.
@@ -111,6 +87,16 @@ enum TurnFor {
     Input,
     /// The change that waits.
     Waiting,
+}
+
+/// Whether a request was handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handled {
+    Yes,
+    /// It waits where it stands: for itself, or for the replies to requests before it.
+    No,
+    /// Nothing behind it is.
+    AsLast,
 }
 
 /// How far the conversation has come.
@@ -277,7 +263,8 @@ impl Session {
             self.parked = Some(Parked::replies(held, shared));
         }
         if visit.has_rung {
-            self.ring()?;
+            // A client that is gone hears nothing. What it has asked for is done.
+            let _ = self.ring();
         }
         Ok(are_all)
     }
@@ -481,31 +468,33 @@ impl Session {
             self.owes = Owes::Nothing;
             return Ok(Fate::Stay);
         }
-        if look == ParkLook::Last {
-            // Nobody is there to read them. What they say is made (L13).
-            self.parked.take_if(|parked| parked.are_replies());
-        }
         let answered = match self.waits_at() {
             // Those in the mailbox are first.
+            Some(RequestAt::Mailbox) if look == ParkLook::Last => self.store_held(shared).map(|_| true),
             Some(RequestAt::Mailbox) => Ok(true),
             Some(RequestAt::Socket | RequestAt::Message { .. }) | None if !self.send_held(shared) => Ok(true),
             Some(RequestAt::Socket | RequestAt::Message { .. }) | None => {
                 self.answer_all(shared, Instant::now() + TURN_TIME, unread_max, (turn_for, look))
             }
         };
-        self.flush()?;
+        match self.flush() {
+            // Nobody reads them. What was asked for is done.
+            Err(_) if look == ParkLook::Last => self.output.clear(),
+            flushed => flushed?,
+        }
         if self.is_far() && self.output.len() > unread_max && self.owes.since().is_none() {
             self.owes = Owes::Reading(Instant::now());
         }
         let all_answered = answered?;
-        if look == ParkLook::Again && self.waits() {
+        let has_replies = self.parked.as_ref().is_some_and(Parked::are_replies);
+        if has_replies || look == ParkLook::Again && self.waits() {
             return Ok(Fate::Stay);
         }
         match filled {
             Ok(Intake::More) => Ok(Fate::Again),
             _ if !all_answered => Ok(Fate::Again),
             Ok(Intake::Drained) => Ok(Fate::Stay),
-            _ if self.answers_left(shared)? => Ok(Fate::Again),
+            _ if self.answers_left(shared)? => Ok(if self.waits() { Fate::Stay } else { Fate::Again }),
             Ok(Intake::Ended) => Err("it hung up".into()),
             Err(error) => Err(error.to_string()),
         }
@@ -516,9 +505,12 @@ impl Session {
     fn answers_left(&mut self, shared: &ServerState) -> Result<bool, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
         let mut parked = MailboxParked { parked: &mut self.parked, replies: None };
-        let (parked, turn_ends) = ((&mut parked, ParkLook::Last), Instant::now() + TURN_TIME);
-        let Visit { answered, .. } = mailbox.visit(shared, &mut self.caller, turn_ends, parked)?;
+        let (look, turn_ends) = ((&mut parked, ParkLook::Last), Instant::now() + TURN_TIME);
+        let Visit { answered, .. } = mailbox.visit(shared, &mut self.caller, turn_ends, look)?;
         shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
+        if let Some(replies) = parked.replies {
+            self.hold(shared, replies)?;
+        }
         Ok(answered > 0)
     }
 
@@ -573,14 +565,14 @@ impl Session {
                 flush_at = unread_max.min(self.output.len() + FLUSH_BYTES);
             }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
-            let is_answered = self.answer(&frame, request, shared, (look, &mut replies))?;
-            if !is_answered && !broken(Rule::WaitOrder) {
+            let handled = self.answer(&frame, request, shared, (look, &mut replies))?;
+            if handled == Handled::No && !broken(Rule::WaitOrder) {
                 break;
             }
-            kept += if is_answered { 0 } else { frame.length };
-            rest = &rest[frame.length..];
+            kept += if handled == Handled::No { frame.length } else { 0 };
+            rest = if handled == Handled::AsLast { &[] } else { &rest[frame.length..] };
         }
-        if let Some(replies) = replies.filter(|_| look == ParkLook::Again) {
+        if let Some(replies) = replies {
             self.hold(shared, replies)?;
         }
         // Before the hello, input takes no more memory than this.
@@ -599,21 +591,20 @@ impl Session {
         Ok(all_answered)
     }
 
-    /// Answers a request. Returns `false` if it waits where it stands: for itself, or for the replies to requests before
-    /// it.
+    /// Handles a request.
     fn answer(
         &mut self,
         frame: &Frame<'_>,
         request: Request<'_>,
         shared: &Arc<ServerState>,
         (look, replies): (ParkLook, &mut Option<HeldReplies>),
-    ) -> Result<bool, String> {
+    ) -> Result<Handled, String> {
         let id = frame.id;
-        if replies.as_ref().is_some_and(|replies| replies.are_many() || !may_be_behind(&request)) {
-            return Ok(false);
+        if replies.is_some() && !may_be_behind(&request) {
+            return Ok(Handled::No);
         }
         if !self.is_in() {
-            return self.let_in(id, request, shared).map(|()| true);
+            return self.let_in(id, request, shared).map(|()| Handled::Yes);
         }
         // Q11
         obey(Rule::ParkNext, || self.answer_parked(shared, ParkLook::Last));
@@ -625,26 +616,24 @@ impl Session {
             request => {
                 let held = Parked::take_from(&mut self.parked, RequestAt::Socket);
                 let asked = (id, frame.patience(), request);
-                match shared.answer_or_park(&mut self.caller, asked, held, (RequestAt::Socket, look)) {
-                    ParkAnswer::Now(reply) => match replies {
-                        Some(replies) => replies.hold_behind(id, reply),
-                        None => reply.encode(id, &mut self.output),
-                    },
-                    ParkAnswer::Later(later) => {
-                        let reply = HeldReplies::hold(replies, shared, RequestAt::Socket, (id, later));
-                        reply.iter().for_each(|reply| reply.encode(id, &mut self.output));
+                let at = (RequestAt::Socket, look);
+                match shared.answer_or_park(&mut self.caller, asked, held, at, replies) {
+                    ParkAnswer::Now(reply) => reply.encode(id, &mut self.output),
+                    ParkAnswer::Refused(reply) => {
+                        reply.encode(id, &mut self.output);
+                        return Ok(Handled::AsLast);
                     }
                     ParkAnswer::Taken(parked) => self.parked = Some(parked),
-                    ParkAnswer::Stays(_) if replies.is_some() => return Ok(false),
                     ParkAnswer::Stays(parked) => {
                         self.parked = Some(parked);
-                        return Ok(false);
+                        return Ok(Handled::No);
                     }
-                    ParkAnswer::NotHere => {}
+                    ParkAnswer::Behind => return Ok(Handled::No),
+                    ParkAnswer::Held | ParkAnswer::NotHere => {}
                 }
             }
         }
-        Ok(true)
+        Ok(Handled::Yes)
     }
 
     fn refuse_version(&mut self, id: u64, version: u32) -> Result<(), String> {

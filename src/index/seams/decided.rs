@@ -50,7 +50,8 @@ pub(in crate::index) struct Deferred {
 
 /// What can be made later, or withdrawn.
 pub(in crate::index) trait MadeLater: fmt::Debug + Send {
-    fn make(self: Box<Self>);
+    /// Makes it. Whoever may wait for it is told, or told soon.
+    fn make(self: Box<Self>, tells: bool);
     fn withdraw(self: Box<Self>);
 }
 
@@ -66,7 +67,12 @@ impl DecidedChange {
 
     /// Makes the change. Every GET that begins after the return sees it.
     pub fn make(mut self) {
-        self.0.take().into_iter().for_each(|change| change.make());
+        self.0.take().into_iter().for_each(|change| change.make(true));
+    }
+
+    /// Makes the change, as one before others that are made at once. The last one of them tells whoever waits.
+    pub(crate) fn make_quietly(mut self) {
+        self.0.take().into_iter().for_each(|change| change.make(false));
     }
 }
 

@@ -84,6 +84,11 @@ pub trait Seams: Debug + Send + Sync {
     /// does.
     fn decided(&self, change: &KeyChange<'_>, cause: LeftCause) -> Decision;
 
+    /// Whether changes may come. If not, they are tried again a little later.
+    fn has_room(&self) -> bool {
+        true
+    }
+
     /// A change was made. Every look that begins from now on sees it. May not panic.
     fn done(&self, change: &KeyChange<'_>, at: KeyPlace);
 }
@@ -215,6 +220,11 @@ impl SeamTurns {
         Turn { seams: Arc::clone(&self.seams), _turn: turn, time: WhichTime::First, awaited, deferred }
     }
 
+    /// Whether the listener takes changes now.
+    pub fn has_room(&self) -> bool {
+        self.seams.has_room()
+    }
+
     /// How many keys are being changed.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn under_way(&self) -> usize {
@@ -237,6 +247,26 @@ pub(in crate::index) struct Turn {
     time: WhichTime,
     awaited: Cell<Option<Box<dyn Awaited>>>,
     deferred: Cell<Option<Deferred>>,
+}
+
+/// A turn that was taken before its change is tried.
+#[derive(Default)]
+pub(crate) struct TurnTaken(Cell<Option<Turn>>);
+
+impl TurnTaken {
+    pub(in crate::index) fn new(turn: Turn) -> TurnTaken {
+        TurnTaken(Cell::new(Some(turn)))
+    }
+
+    pub(in crate::index) fn take(&self) -> Option<Turn> {
+        self.0.take()
+    }
+}
+
+impl Debug for TurnTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TurnTaken").finish_non_exhaustive()
+    }
 }
 
 impl Debug for Turn {

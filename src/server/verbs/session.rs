@@ -339,28 +339,22 @@ impl VerbsSession {
                 let at = RequestAt::Message { is_alone: is_alone && frame.length == message.len() };
                 let held = Parked::take_from(&mut self.parked, at);
                 let asked = (frame.id, frame.patience(), asked);
-                match shared.answer_or_park(&mut self.caller, asked, held, (at, ParkLook::Again)) {
-                    ParkAnswer::Now(reply) => match replies {
-                        Some(held) => held.hold_behind(frame.id, reply),
-                        None => reply.encode(frame.id, &mut self.answer),
-                    },
-                    ParkAnswer::Later(later) => {
-                        let asked = (frame.id, later);
-                        if let Some(reply) = HeldReplies::hold(replies, shared, at, asked) {
-                            reply.encode(frame.id, &mut self.answer);
-                        }
+                let at = (at, ParkLook::Again);
+                match shared.answer_or_park(&mut self.caller, asked, held, at, replies) {
+                    ParkAnswer::Now(reply) | ParkAnswer::Refused(reply) => {
+                        reply.encode(frame.id, &mut self.answer);
                     }
+                    ParkAnswer::Held => {}
                     ParkAnswer::Taken(parked) => {
                         *done += frame.length;
                         self.parked = Some(parked);
                         return Ok(false);
                     }
-                    // What is behind replies that wait is asked again then.
-                    ParkAnswer::Stays(_) if replies.is_some() => return Ok(false),
                     ParkAnswer::Stays(parked) => {
                         self.parked = Some(parked);
                         return Ok(false);
                     }
+                    ParkAnswer::Behind => return Ok(false),
                     ParkAnswer::NotHere => return Err("it said hello twice, or asked for slots".into()),
                 }
                 *done += frame.length;

@@ -4,7 +4,7 @@ use super::tests::Second;
 use super::*;
 use crate::address::Address;
 use crate::config::{Config, TableSize};
-use crate::index::Index;
+use crate::index::{ChangeWaits, Index};
 use crate::log::{Fsync, SimDisk, log_on};
 use crate::mailbox::{glance, store};
 use crate::outcome::{PutError, PutMode, PutOutcome};
@@ -140,20 +140,112 @@ fn changes_of_a_key_by_two_clients_come_one_after_the_other() {
     assert_eq!(replies, [INSERTED, UPDATED, INSERTED]);
 }
 
-/// A client that hangs up leaves nothing that waits, and what was decided is made.
+/// A client that hangs up: all that it has asked for is done, in order, also what has to wait for its own changes.
 #[test]
-fn what_was_decided_is_made_without_its_client() {
+fn what_was_asked_for_is_done_without_its_client() {
     let (mut second, state, disk) = logged(TableSize::Slots(1_000));
     let (mut stream, token) = second.greeted();
+    let append = |bytes: &'static [u8]| {
+        frame(&Request::Part {
+            key: b"key",
+            part: PartChange::Append { bytes, len_max: 10 },
+            tell: Tell::Nothing,
+        })
+    };
     disk.hold(true);
-    ask(&mut second, (&mut stream, token), &[put(b"one"), put(b"two")].concat());
+    let get = frame(&Request::Get { key: b"key" });
+    stream
+        .write_all(&[put(b"one"), append(b"a"), get, append(b"b"), append(b"c"), put(b"two")].concat())
+        .unwrap();
     drop(stream);
     second.worker.serve(token);
-    assert!(second.worker.sessions.is_empty() && state.parking.taken() == 0);
-    assert!(state.index.is_empty());
+    assert!(state.index.is_empty() && state.parking.taken() == 1);
     disk.hold(false);
-    state.index.log().unwrap().drain();
+    look_until_none_waits(&mut second);
+    let mut value = Vec::new();
+    assert!(state.index.reader().get_into(b"key", &mut value).unwrap() && value == b"abc");
     assert!(has(&state.index, b"one") && has(&state.index, b"two"));
+    assert!(second.worker.sessions.is_empty() && state.parking.taken() == 0);
+}
+
+/// A put of a batch finds the room that removals of the batch make.
+#[test]
+fn a_batch_makes_room_for_itself() {
+    let (mut second, state, disk) = logged(TableSize::Slots(64));
+    let mut there = Vec::new();
+    let refused = (0u64..).find(|n| {
+        let is_in = state.index.put(&n.to_le_bytes(), b"", PutMode::Insert).is_ok();
+        there.extend(is_in.then_some(*n));
+        !is_in
+    });
+    let removes = there.iter().flat_map(|n| frame(&Request::Remove { key: &n.to_le_bytes() }));
+    let all: Vec<u8> = removes.chain(put(&refused.unwrap().to_le_bytes())).collect();
+    let (mut stream, token) = second.greeted();
+    disk.hold(true);
+    ask(&mut second, (&mut stream, token), &all);
+    disk.hold(false);
+    look_until_none_waits(&mut second);
+    there.iter().for_each(|_| assert_eq!(reply(&mut stream), Some(Reply::Removed(Ok(true)))));
+    assert_eq!((reply(&mut stream), state.index.len()), (Some(INSERTED), 1));
+}
+
+/// Clients of one worker that change one key all the while have their turns, one after the other.
+#[test]
+fn who_has_waited_longest_is_next() {
+    let (mut second, state, disk) = logged(TableSize::Slots(1_000));
+    let mut clients: Vec<_> = (0..4).map(|_| second.greeted()).collect();
+    let add = frame(&Request::Part {
+        key: b"key",
+        part: PartChange::Append { bytes: b"+", len_max: 1_000 },
+        tell: Tell::After,
+    });
+    let mut told = [0; 4];
+    disk.hold(true);
+    for (stream, token) in &mut clients {
+        ask(&mut second, (stream, *token), &add);
+    }
+    disk.hold(false);
+    while told.iter().sum::<u32>() < 40 {
+        second.worker.look_at_parked();
+        for (nth, (stream, token)) in clients.iter_mut().enumerate() {
+            if !hears_nothing(stream) {
+                assert!(matches!(reply(stream), Some(Reply::Part(Ok(_)))));
+                told[nth] += 1;
+                ask(&mut second, (stream, *token), &add);
+            }
+        }
+    }
+    assert!(told.iter().all(|times| *times >= 8), "{told:?}");
+    look_until_none_waits(&mut second);
+    assert_eq!(state.index.keys_under_way(), 0);
+}
+
+/// An owner who is removed while a put of it waits goes, also if nobody asks again.
+#[test]
+fn an_owner_goes_behind_its_puts() {
+    let disk = SimDisk::default();
+    let config = Config { size: TableSize::Slots(1_000), owners: true, life: true, ..Config::short() };
+    let index = index_for(&ServerConfig::new(Address::Shm("nowhere".into()), config)).unwrap().index;
+    let index = index.with_log(log_on(&disk, Fsync::Always));
+    let session = index.owner(7, Duration::from_secs(60)).unwrap();
+    index.put_of(&session, b"one", b"", PutMode::Insert.into()).unwrap();
+    disk.hold(true);
+    std::thread::scope(|scope| {
+        let putting = scope.spawn(|| index.put_of(&session, b"two", b"", PutMode::Insert.into()));
+        while index.log().unwrap().status().next < 3 {
+            std::thread::yield_now();
+        }
+        let waits = ChangeWaits::default();
+        assert!(index.try_remove_owner(7, &waits).is_err() && waits.now().is_some());
+        assert!(has(&index, b"one"));
+        disk.hold(false);
+        assert!(putting.join().unwrap().is_ok());
+    });
+    let begun = Instant::now();
+    while !index.is_empty() || has(&index, b"one") || has(&index, b"two") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "its entries stay");
+        index.tidy();
+    }
 }
 
 /// A disk that fails: whoever waits is told so, nothing is made, and room and turns are free again.
