@@ -174,23 +174,23 @@ pub enum Rule {
     CountedOnce,
     /// D9: a copy counts as one that came before it counts as an insert.
     CopiesCame,
-    /// Y1: a change is visible when its record is on the disk.
+    /// K1: a change is visible when its record is on the disk.
     LogFirst,
-    /// Y2: what a log's disk has after a failure, nobody knows.
+    /// K2: what a log's disk has after a failure, nobody knows.
     LogFailed,
-    /// Y3: a snapshot has the number below which all records were visible before its walk began.
+    /// K3: a snapshot has the number below which all records were visible before its walk began.
     LogApplied,
-    /// Y4: a file's name is on the disk before a record in it counts.
+    /// K4: a file's name is on the disk before a record in it counts.
     LogNames,
-    /// Y5: what some record says was on the disk is not cut off.
+    /// K5: what some record says was on the disk is not cut off.
     LogTail,
-    /// Y6: a record is forgotten when a snapshot that has what it did is on the disk.
+    /// K6: a record is forgotten when a snapshot that has what it did is on the disk.
     LogForget,
-    /// Y7: a record has the end and the owner of its entry.
+    /// K7: a record has the end and the owner of its entry.
     LogLife,
-    /// Y8: that an owner has gone is on the disk before his entries are hidden.
+    /// K8: that an owner has gone is on the disk before his entries are hidden.
     LogOwner,
-    /// Y9: of a table that is taken over, only the last record of each key is made again.
+    /// K9: of a table that is taken over, only the last record of each key is made again.
     LogLast,
     /// J1: a change is told under its key's lock.
     FeedLock,

@@ -1,4 +1,4 @@
-//! A table whose changes a log has (Y).
+//! A table whose changes a log has (K).
 
 use super::extents::Extents;
 use super::face::Index;
@@ -80,7 +80,7 @@ impl Seams for LogSeams {
             Some(_) if change.owner == NOT_COMMITTED => return Decision::Now,
             Some(value) => self.take(change, value),
             None => match cause {
-                // The record of its owner says it (Y8).
+                // The record of its owner says it (K8).
                 LeftCause::OwnerGone => return Decision::Now,
                 LeftCause::Removed | LeftCause::Expired | LeftCause::Evicted | LeftCause::Other(_) => {
                     self.log.take(self.hash(change.key), LogRecord::Remove { key: change.key })
@@ -155,14 +155,14 @@ impl Index {
         self.lives().map(|lives| lives.made())
     }
 
-    /// Has the log forget all that it may, whether a snapshot has it or not. For a test that breaks Y6.
+    /// Has the log forget all that it may, whether a snapshot has it or not. For a test that breaks K6.
     pub(crate) fn forget_log(&self) {
         if let Some(log) = self.log() {
             let _ = log.forget_below(log.applied(), 0);
         }
     }
 
-    /// Has the log forget what a snapshot has, which is on the disk (Y6).
+    /// Has the log forget what a snapshot has, which is on the disk (K6).
     pub(crate) fn forget_log_below(&self, saved: &Saved) {
         if let (Some(log), Some(position)) = (self.log(), saved.log)
             && let Err(error) = log.forget_below(position.from, saved.bytes)

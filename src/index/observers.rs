@@ -45,7 +45,7 @@ impl Observers {
         &self.owned_left
     }
 
-    /// The log of the table's changes, if it has one (Y).
+    /// The log of the table's changes, if it has one (K).
     pub fn log(&self) -> Option<&Arc<Log>> {
         self.log.get()
     }

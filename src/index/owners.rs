@@ -553,7 +553,7 @@ impl Owners {
             Some(Stage::Hidden { .. }) => return false,
         }
         obey(Rule::OwnerPuts, || wait_while(&|state| state.puts > 0));
-        // Y8
+        // K8
         let logged = table.observers().log().filter(|_| !broken(Rule::LogOwner));
         let is_there = |log: &Arc<Log>| match log.owner_goes(owner.number) {
             Ok(logged) => !log.must_wait() || log.wait(logged).is_ok(),
@@ -580,7 +580,7 @@ impl Owners {
         Some(before)
     }
 
-    /// Y8: has the log's thread hide the entries of an owner who is closing, if no put of it is under way any more. To be
+    /// K8: has the log's thread hide the entries of an owner who is closing, if no put of it is under way any more. To be
     /// called until they are hidden.
     ///
     /// # Errors

@@ -117,9 +117,9 @@ pub(super) struct LoggedHead {
     crc: u32,
     /// The record's number, from 1 on, without gaps.
     pub number: u64,
-    /// All records below this one were visible in the table when this one was written (Y3).
+    /// All records below this one were visible in the table when this one was written (K3).
     pub applied: u64,
-    /// All records below this one were on the disk when this one was written (Y5).
+    /// All records below this one were on the disk when this one was written (K5).
     pub durable: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A log of changes on a disk: what was acknowledged survives a power cut (Y). `docs/PROTOCOL.md` has the rules.
+//! A log of changes on a disk: what was acknowledged survives a power cut (K). `docs/PROTOCOL.md` has the rules.
 //!
 //! ```text
 //! change ─ decided ─ record                                  answered       of a worker, which goes on meanwhile
@@ -312,7 +312,7 @@ struct LogState {
     next: u64,
     /// Records that the thread has not taken.
     buffer: Vec<u8>,
-    /// Records whose changes are not visible yet (Y3).
+    /// Records whose changes are not visible yet (K3).
     in_flight: BTreeSet<u64>,
     /// Their numbers by what they are about: there is one at a time for each (L10).
     by_subject: HashMap<Subject, u64>,
@@ -413,7 +413,7 @@ impl Log {
         if let Some(failed) = &state.failed {
             return Err(failed.clone());
         }
-        // Y8: the entry that keeps an owner who is going will be hidden.
+        // K8: the entry that keeps an owner who is going will be hidden.
         if let LogRecord::Put { key, owner: owner @ 1.., .. } = record
             && state.by_subject.contains_key(&Subject::Owner(owner))
         {
@@ -435,7 +435,7 @@ impl Log {
         Ok(Logged { number, subject })
     }
 
-    /// Whether a change must wait for the disk before it is made (Y1).
+    /// Whether a change must wait for the disk before it is made (K1).
     pub fn must_wait(&self) -> bool {
         match self.shared.fsync {
             Fsync::Always => !broken(Rule::LogFirst),
@@ -481,7 +481,7 @@ impl Log {
             if state.durable > number {
                 return Ok(());
             }
-            // Y2
+            // K2
             if let Some(failed) = &state.failed {
                 return Err(failed.clone());
             }
@@ -489,7 +489,7 @@ impl Log {
         }
     }
 
-    /// The change of the key with this hash is visible (Y3).
+    /// The change of the key with this hash is visible (K3).
     pub fn is_visible(&self, hash: u64) {
         self.is_done(Subject::Key(hash));
     }
@@ -501,7 +501,7 @@ impl Log {
         }
     }
 
-    /// An owner is about to go. Takes the record of that, which is to be there before (Y8).
+    /// An owner is about to go. Takes the record of that, which is to be there before (K8).
     ///
     /// # Errors
     /// [`LogFailed`]: the owner stays.
@@ -509,7 +509,7 @@ impl Log {
         self.take_of(Subject::Owner(owner), LogRecord::OwnerGone { owner })
     }
 
-    /// The owner's entries are hidden (Y3).
+    /// The owner's entries are hidden (K3).
     pub fn owner_has_gone(&self, owner: u16) {
         self.is_done(Subject::Owner(owner));
     }
@@ -525,7 +525,7 @@ impl Log {
         lock_std(&self.shared.state).long = Long { bytes: LONG_BYTES, tell: Some(Box::new(tell)) };
     }
 
-    /// All records below this one are visible in the table: a walk that begins now shows them, or newer ones (Y3).
+    /// All records below this one are visible in the table: a walk that begins now shows them, or newer ones (K3).
     pub fn applied(&self) -> u64 {
         let state = lock_std(&self.shared.state);
         match broken(Rule::LogApplied) {
@@ -534,7 +534,7 @@ impl Log {
         }
     }
 
-    /// Forgets all records below this one: a snapshot has what they did, and is on the disk (Y6). Files go that have
+    /// Forgets all records below this one: a snapshot has what they did, and is on the disk (K6). Files go that have
     /// no other record.
     ///
     /// # Errors
@@ -598,7 +598,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Makes a file. When this returns, the disk has its head and its name (Y4).
+    /// Makes a file. When this returns, the disk has its head and its name (K4).
     fn new(disk: Arc<dyn Disk>, id: u64, first: u64, table: LoggedTable) -> io::Result<Writer> {
         let name = name_of(first);
         let mut file = disk.create(&name)?;
@@ -610,7 +610,7 @@ impl Writer {
         Ok(Writer { disk, id, table, file, name, first, bytes: frame::FILE_HEAD_BYTES as u64 })
     }
 
-    /// A next file. The disk has all of this one before (Y4).
+    /// A next file. The disk has all of this one before (K4).
     fn next(&mut self, first: u64) -> io::Result<LogFile> {
         self.file.sync()?;
         let next = Writer::new(self.disk.clone(), self.id, first, self.table)?;
@@ -704,7 +704,7 @@ impl LogShared {
                     let mut state = lock_std(&self.state);
                     state.bytes += frame::FILE_HEAD_BYTES as u64;
                     state.files.push_back(full);
-                    // Y4: the next file was begun when all before were on the disk.
+                    // K4: the next file was begun when all before were on the disk.
                     state.durable = from;
                 }
                 writer.file.append(&records)?;
@@ -719,7 +719,7 @@ impl LogShared {
             let syncs = is_due && since.is_some();
             if syncs {
                 let synced = writer.file.sync();
-                // Y2: the system writes nothing again that it could not write.
+                // K2: the system writes nothing again that it could not write.
                 if broken(Rule::LogFailed) { writer.file.sync() } else { synced }?;
                 since = None;
             }

@@ -1,7 +1,7 @@
 //! Reads a log: which records it has, and that none is missing.
 //!
 //! A power cut leaves some of what was not synced: any part of it, in any order. So behind the last record that is whole
-//! anything may stand, also whole records, and it is cut off. But a record that some later one says was on the disk (Y5) had
+//! anything may stand, also whole records, and it is cut off. But a record that some later one says was on the disk (K5) had
 //! been acknowledged: if that is damaged, the log is.
 
 use super::disk::Disk;
@@ -234,7 +234,7 @@ pub(super) fn look(disk: &dyn Disk, cut_at: Option<u64>) -> Result<FoundLog, Log
             Err(HeadError::Version(version)) => {
                 return Err(LogError::Version { name: name.clone(), version });
             }
-            // The file was just being made: no record of it was ever acknowledged (Y4).
+            // The file was just being made: no record of it was ever acknowledged (K4).
             Err(_) if is_last => {
                 removed.push(name.clone());
                 continue;

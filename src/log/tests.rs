@@ -318,7 +318,7 @@ fn what_waits_is_not_visible_and_what_failed_is_not_made() {
 }
 
 /// An entry that keeps its owner, whose record says that he goes, will be hidden with his others: its record says that it is gone
-/// (Y8).
+/// (K8).
 #[test]
 fn entries_of_an_owner_who_goes_do_not_come_back() {
     let disk = SimDisk::default();

@@ -1,4 +1,4 @@
-//! A server that begins with a log: what it has is made again, and it goes on from there (Y).
+//! A server that begins with a log: what it has is made again, and it goes on from there (K).
 
 use super::config::ServerConfig;
 use super::error::ServeError;
@@ -74,7 +74,7 @@ impl LogStart {
     }
 
     /// Makes changes again that may not have been made in a table that is taken over, whose clients may read it: for each
-    /// key the last one only, so that nobody sees an older value (Y9).
+    /// key the last one only, so that nobody sees an older value (K9).
     pub fn after_takeover(&mut self, index: &Index, start: &Start) -> Result<(), ServeError> {
         let Some(logged) = self.log.table() else {
             self.needs_snapshot = true;

@@ -226,7 +226,7 @@ impl Saver {
                 (state.saved, state.last, state.changes) = (number, Some(*saved), Some(before));
                 let Saved { keys, bytes, took, .. } = saved;
                 tracing::info!(keys, bytes, ?took, %path, "made a snapshot");
-                // Y6: the disk has it.
+                // K6: the disk has it.
                 index.forget_log_below(saved);
             }
             // The last snapshot is made when the threads have ended.

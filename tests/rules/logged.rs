@@ -1,4 +1,4 @@
-//! What a log has survives its server (Y): each kind of change, from a copy of the log's folder at any moment.
+//! What a log has survives its server (K): each kind of change, from a copy of the log's folder at any moment.
 //!
 //! A copy is what a killed server leaves. What a power cut leaves besides is for the log's own tests (`src/log/tests.rs`).
 

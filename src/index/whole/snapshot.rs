@@ -89,7 +89,7 @@ pub(crate) fn begin<'p>(
     let terms = SnapshotTerms {
         main_slots: table.counts().main_slots,
         made,
-        // Y3: before the walk begins.
+        // K3: before the walk begins.
         log: table.observers().log().map(|log| log.position()),
         ..SnapshotTerms::of(table.geometry(), table.incarnation(), began)
     };

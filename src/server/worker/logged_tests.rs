@@ -1,4 +1,4 @@
-//! A worker whose changes a log has: it sleeps on no disk, and no reply comes before the disk has what it says (Y1, Q15).
+//! A worker whose changes a log has: it sleeps on no disk, and no reply comes before the disk has what it says (K1, Q15).
 
 use super::tests::Second;
 use super::*;
