@@ -11,6 +11,8 @@
 //! | the time for an answer, or each part of a long one, to be taken | [`ANSWER`] | the connection ends |
 //! | the time between requests | [`IDLE`] | the connection ends |
 //!
+//! A connection that ends because its client does not take an answer is reset: what the system still has of it goes.
+//!
 //! Why no framework: what a request costs here are lookups, which block, and each has a thread then anyway. `hyper` and
 //! what it needs are some twenty crates, and wants a runtime; `httparse` is one, which `serve --metrics` has already.
 
@@ -785,6 +787,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(most > EACH, "{most} were there at once");
+        for stream in all.iter_mut().skip(1).step_by(said.len()) {
+            // What the system still had for it is gone.
+            let rest = stream.read_to_end(&mut Vec::new());
+            assert_eq!(rest.map_err(|error| error.kind()), Err(io::ErrorKind::ConnectionReset));
+        }
         assert_eq!(under_way.bytes.load(Ordering::Relaxed), 0);
         serving.stop();
     }

@@ -56,10 +56,11 @@ use crate::store::{Store, StoreError};
 use crate::trust::{Allowed, Trust, TrustError};
 use crate::worker::Worker;
 use oneread::Client;
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -72,6 +73,8 @@ const EVENTS: usize = 4;
 /// Handles for what requests change.
 const CHANGES: usize = 1;
 const STACK: usize = 512 << 10;
+/// So long an indexer that ends waits for its threads.
+const GONE: Duration = Duration::from_secs(1);
 
 /// What an indexer is asked to be.
 #[derive(Clone, Debug)]
@@ -140,6 +143,20 @@ pub struct Indexer {
     registry: Arc<Registry>,
     serving: Option<Serving>,
     tends: Option<JoinHandle<()>>,
+    /// Goes last.
+    _gone: Gone,
+}
+
+/// Waits until threads have given back their handles on the table, which then may go, too. One that connects to a publisher
+/// is not waited for.
+#[derive(Debug)]
+struct Gone(mpsc::Receiver<Infallible>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        // Nobody sends: it ends when all that could are gone.
+        let _ = self.0.recv_timeout(GONE);
+    }
 }
 
 impl Indexer {
@@ -153,8 +170,9 @@ impl Indexer {
         let address = listener.address();
         let trust = Trust::new(address, config.token, config.allowed)?;
         let mut store = Store::new(client)?;
+        let (there, gone) = mpsc::channel();
         let shared = Shared {
-            stores: Stores::new(&store, EVENTS),
+            stores: Stores::new(&store, EVENTS, &there),
             registering: Arc::default(),
             counts: Arc::new(Counts::default()),
             base: config.base,
@@ -163,7 +181,7 @@ impl Indexer {
             has_tiers: AtomicBool::new(false),
         };
         let registry = Arc::new(Registry::new(shared, &mut store)?);
-        let changes = Arc::new(Stores::new(&store, CHANGES));
+        let changes = Arc::new(Stores::new(&store, CHANGES, &there));
         for worker in config.workers {
             let (instance, model, tenant) =
                 (worker.instance.clone(), worker.model.clone(), worker.tenant.clone());
@@ -178,12 +196,12 @@ impl Indexer {
                 registered => drop(registered?),
             }
         }
-        let lookups = Arc::new(Stores::new(&store, LOOKUPS));
+        let lookups = Arc::new(Stores::new(&store, LOOKUPS, &there));
         let (lease, tended) = (Lease::new(rand::random(), config.term), registry.clone());
         let thread = std::thread::Builder::new().name("oneread-kv-tends".into()).stack_size(STACK);
         let tends = thread.spawn(move || tended.tend(store, lease)).map_err(IndexerError::Thread)?;
         let api = Api { registry: registry.clone(), lookups, changes, trust, peers: Mutex::default() };
-        let mut indexer = Indexer { address, registry, serving: None, tends: Some(tends) };
+        let mut indexer = Indexer { address, registry, serving: None, tends: Some(tends), _gone: Gone(gone) };
         indexer.serving = Some(listener.serve(Arc::new(api)).map_err(IndexerError::Thread)?);
         Ok(indexer)
     }

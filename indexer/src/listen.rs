@@ -16,8 +16,9 @@ use crate::store::{Store, StoreError};
 use crate::worker::Worker;
 use crate::zmtp::{Kind, Socket, Stream, ZmtpError};
 use rustix::net::sockopt;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long a connection may take, and a handshake.
@@ -60,7 +61,12 @@ pub struct Shared {
 pub struct Stores {
     free: Mutex<Vec<Store>>,
     is_free: Condvar,
+    /// Goes behind the handles.
+    _there: There,
 }
+
+/// Says that there are handles on the table.
+pub type There = mpsc::Sender<Infallible>;
 
 /// A handle on the table, until it is dropped.
 #[derive(Debug)]
@@ -71,9 +77,9 @@ pub struct Borrowed<'a> {
 
 impl Stores {
     /// So many handles like this one.
-    pub fn new(store: &Store, handles: usize) -> Stores {
+    pub fn new(store: &Store, handles: usize, there: &There) -> Stores {
         let free = (0..handles.max(1)).map(|_| store.clone()).collect();
-        Stores { free: Mutex::new(free), is_free: Condvar::new() }
+        Stores { free: Mutex::new(free), is_free: Condvar::new(), _there: there.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Store>> {

@@ -2,6 +2,7 @@
 
 use super::peer::gives_way;
 use super::sync::lock_std;
+use rustix::net::sockopt;
 use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -129,11 +130,20 @@ pub fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Writes all of some bytes by a time.
+/// Writes all of some bytes by a time. Where that fails, the end of the connection is its end for the client, too: what the
+/// system has of the bytes goes. Otherwise a client that takes them one by one had hours for them, and the system their
+/// memory.
 ///
 /// # Errors
 /// The system's, or the time is over.
-pub fn write_by(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+pub fn write_by(stream: &TcpStream, bytes: &[u8], until: Instant) -> io::Result<()> {
+    write_all_by(stream, bytes, until).inspect_err(|_| {
+        // Without it, it ends later.
+        let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+    })
+}
+
+fn write_all_by(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_write_timeout(Some(left(until)?))?;
         match stream.write(bytes) {

@@ -186,6 +186,38 @@ fn scrape(one: &Running) -> String {
     answer
 }
 
+/// Whoever stops one that serves its own table hears nothing of a table that is gone.
+#[test]
+fn it_ends_in_silence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let table = format!("shm:{}", path("kv.sock"));
+    for _ in 0..5 {
+        let source = Source::new(10).unwrap();
+        let workers = format!("1={}", source.endpoint());
+        let mut command = oneread();
+        command.args([
+            "kv-indexer",
+            "--listen",
+            "127.0.0.1:0",
+            "--table",
+            &table,
+            "--region",
+            &path("kv.region"),
+        ]);
+        command.args(["--max-memory", "16MiB", "--workers", &workers, "--block-size", "4"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("answering at "), "{line}");
+        source.wait_for(1);
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}
+
 /// For how long the long run of [`two_are_killed_in_turns`] goes on.
 fn long_run() -> Option<Duration> {
     let seconds = || std::env::var("ONEREAD_SECONDS").ok().map(|seconds| seconds.parse().unwrap());
