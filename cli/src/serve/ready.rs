@@ -105,6 +105,9 @@ impl Serve {
                 self.source().map_or("a snapshot".into(), |path| show::path(&path)),
                 show::time(from.took)
             ),
+            (None, None) if server.log().is_some() && !index.is_empty() => {
+                format!("new, with {} of its log", show::counted(index.len(), "key"))
+            }
             (None, None) => "new".into(),
         };
         let size = size_now(geometry, growth.bytes_backed, share.as_ref().map(|share| &share.part[..]));
