@@ -373,7 +373,8 @@ impl Segment {
             EntryFound::Hidden => 0,
             EntryFound::Of(owner) => owner,
         };
-        if owner != value.owner() {
+        // Without lives there are no owners.
+        if self.geometry().has_life() && owner != value.owner() {
             self.observers.owned_left().left(owner);
         }
         self.tell(change, cause, owner);
@@ -660,8 +661,7 @@ impl Segment {
         if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put) {
             return answer;
         }
-        let keys = self.moves.keys_along(path);
-        let movers = self.moves.hashed_all(&keys);
+        let movers = self.moves.movers_along(path);
         if !self.moves.still_good(&locked, path, &movers) {
             return None;
         }

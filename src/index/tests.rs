@@ -1460,7 +1460,7 @@ fn a_path_that_has_changed_is_not_walked() {
                 index.moves().still_good(
                     &index.slots().lock(locks),
                     &path,
-                    &index.moves().hashed_all(&index.moves().keys_along(&path))
+                    &index.moves().movers_along(&path)
                 ),
                 covered,
                 "{layout}: {path:?}"

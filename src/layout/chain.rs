@@ -53,6 +53,7 @@ pub fn window(geometry: &Geometry, block: Block) -> Window {
 }
 
 /// The block that contains `slot`; `None` for a main slot.
+#[inline]
 pub fn block_of(geometry: &Geometry, slot: SlotIx) -> Option<Block> {
     let number = slot.0.checked_sub(geometry.main_slots())?;
     Some(Block((number / u64::from(geometry.layout().block_slots.max(1))) as u32))

@@ -6,6 +6,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::base::sync::{AtomicU64, Ordering};
+
 /// The CRC of `bytes` behind bytes whose CRC is `before`: 0 if there are none.
 #[inline]
 pub(crate) fn append(before: u32, bytes: &[u8]) -> u32 {
@@ -51,6 +53,42 @@ pub(crate) fn of_line(first: [u64; 3], line: &[u64; 8]) -> u32 {
         return !(crc as u32);
     }
     of_line_without(first, line)
+}
+
+/// As [`of_line`], of these words and of a payload that fills a line, where it stands. Whoever calls this has the lock
+/// of its slot.
+#[inline(always)]
+pub(crate) fn of_payload(first: [u64; 4], payload: &[AtomicU64; 6]) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    if std::arch::is_x86_feature_detected!("sse4.2") {
+        let ([a, b, c, d], mut crc) = (first, u64::from(u32::MAX));
+        // SAFETY: the processor has the instructions. They load these six words, each at once, and store nothing.
+        unsafe {
+            std::arch::asm!(
+                "crc32 {crc}, {a}",
+                "crc32 {crc}, {b}",
+                "crc32 {crc}, {c}",
+                "crc32 {crc}, {d}",
+                "crc32 {crc}, qword ptr [{payload}]",
+                "crc32 {crc}, qword ptr [{payload} + 8]",
+                "crc32 {crc}, qword ptr [{payload} + 16]",
+                "crc32 {crc}, qword ptr [{payload} + 24]",
+                "crc32 {crc}, qword ptr [{payload} + 32]",
+                "crc32 {crc}, qword ptr [{payload} + 40]",
+                crc = inout(reg) crc,
+                a = in(reg) a,
+                b = in(reg) b,
+                c = in(reg) c,
+                d = in(reg) d,
+                payload = in(reg) payload.as_ptr(),
+                // Not `pure`: others may have stored before.
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+        return !(crc as u32);
+    }
+    let payload: [u64; 6] = std::array::from_fn(|n| payload[n].load(Ordering::Relaxed));
+    append_both(0, first, bytemuck::bytes_of(&payload))
 }
 
 /// As [`append_both`], of these words alone: of a free slot, which has no payload.
@@ -175,6 +213,17 @@ mod tests {
         summed.remove(3);
         assert_eq!(of_line([a, b, c], &line), crc32c::crc32c(bytemuck::cast_slice(&summed)));
         assert_eq!(of_words([a, b, c, line[1]]), crc32c::crc32c(bytemuck::cast_slice(&summed[..4])));
+    }
+
+    /// The sum of a payload where it stands is that of the line.
+    #[cfg(not(loom))]
+    #[test]
+    fn of_a_payload() {
+        let line: [u64; 8] = std::array::from_fn(|n| (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let payload = std::array::from_fn(|n| AtomicU64::new(line[2 + n]));
+        assert_eq!(of_payload([1, 2, 3, line[1]], &payload), of_line([1, 2, 3], &line));
+        payload[5].store(7, Ordering::Relaxed);
+        assert_ne!(of_payload([1, 2, 3, line[1]], &payload), of_line([1, 2, 3], &line));
     }
 
     /// The check value of the catalogue of CRCs, and the crate's answers for every length and split.

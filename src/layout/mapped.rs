@@ -15,18 +15,28 @@ use crate::sink::Sink;
 /// The slot's header and key, which is empty if the slot does not have it; loads no more words than these take.
 #[inline]
 pub(crate) fn header_and_key(shape: SlotShape, slot: impl Words) -> Result<(Header, Key), Torn> {
+    let Some((header, bytes)) = short_key(shape, slot) else {
+        return View::consistent(shape, &image(slot)).map(|view| (view.header(), view.key()));
+    };
+    let mut key = Key::from(bytes);
+    key.truncate(header.klen.into());
+    Ok((header, key))
+}
+
+/// The slot's header, and the bytes of a key that ends in the slot's first line; those behind its length are no part of
+/// it. `None` if the key is another one.
+#[inline(always)]
+pub(crate) fn short_key(shape: SlotShape, slot: impl Words) -> Option<(Header, [u8; FIRST_LINE_KEY])> {
     let header = header(slot);
     let klen = usize::from(header.klen);
     if klen > FIRST_LINE_KEY || klen > shape.payload_max() || header.is_long_key() {
-        return View::consistent(shape, &image(slot)).map(|view| (view.header(), view.key()));
+        return None;
     }
     let mut words = [0u64; FIRST_LINE_KEY / WORD];
     for (n, to) in words.iter_mut().enumerate().take(klen.div_ceil(WORD)) {
         *to = slot.load(HEADER_WORDS + n);
     }
-    let mut key = Key::from(bytemuck::cast::<_, [u8; FIRST_LINE_KEY]>(words));
-    key.truncate(klen);
-    Ok((header, key))
+    Some((header, bytemuck::cast(words)))
 }
 
 /// The reference that the slot has for a value; `header` is the slot's. A sink that wants the entry's life has

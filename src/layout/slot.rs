@@ -36,11 +36,12 @@
 //!
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
-use super::crc::{append, append_both, of_line, of_words};
+use super::crc::{append, append_both, of_line, of_payload, of_words};
 use super::digest::{LONG_KEY_BYTES, LongKey};
 use super::extent::{REFERENCE_BYTES, Reference};
 use super::life::{LIFE_BYTES, Life};
 use super::{LINE, WORD};
+use crate::base::sync::AtomicU64;
 use crate::sink::Sink;
 use bytemuck::Zeroable;
 use smallvec::SmallVec;
@@ -354,6 +355,15 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
 /// Lays `content` out in these words, which are zero. Stamp and CRC are left to [`seal`].
 #[inline(always)]
 pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
+    match <&mut [u64; LINE / WORD]>::try_from(&mut *words) {
+        Ok(line) => *line = lay_out_line(content),
+        Err(_) => lay_out_pieces(shape, content, words),
+    }
+}
+
+/// Like `lay_out`, for slots of any shape.
+#[inline(always)]
+fn lay_out_pieces(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
     let life = content.value.life.map(|life| life.to_bytes());
     let (mut key, mut value, mut life) =
         (content.key, content.value.bytes(), life.as_ref().map_or(&[][..], |life| life));
@@ -401,7 +411,7 @@ pub(crate) fn lay_out_line(content: &Content<'_>) -> [u64; LINE / WORD] {
         return [none, header, k0, k1, v0, v1, v2, v3];
     }
     let mut words = [0; LINE / WORD];
-    lay_out(SlotShape::LINE, content, &mut words);
+    lay_out_pieces(SlotShape::LINE, content, &mut words);
     words
 }
 
@@ -417,11 +427,36 @@ pub(crate) fn seal(shape: SlotShape, identity: Identity, stamp: u32, words: &mut
     words[0] = Header { stamp, crc, ..Header::zeroed() }.to_words()[0];
 }
 
+/// The first word of a slot of one line with this stamp, this second word, and the payload that stands in it. `None` if
+/// the payload neither fills the line nor is empty. The caller holds the slot's lock.
+#[inline(always)]
+pub(crate) fn seal_line(
+    identity: Identity,
+    stamp: u32,
+    second: u64,
+    [_, _, payload @ ..]: &[AtomicU64; LINE / WORD],
+) -> Option<u64> {
+    let bound = [identity.generation, bound_index(identity), u64::from(stamp), second];
+    let crc = match Header::from_words([0, second]).payload_bytes() {
+        0 => of_words(bound),
+        full if full == LINE - HEADER => of_payload(bound, payload),
+        _ => return None,
+    };
+    Some(Header { stamp, crc, ..Header::zeroed() }.to_words()[0])
+}
+
+/// The slot's number, to which its CRC is bound.
+#[inline(always)]
+fn bound_index(identity: Identity) -> u64 {
+    if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index }
+}
+
 /// Puts what belongs to the slot, not to its key, into a slot's words.
 #[inline]
 pub(crate) fn set_ghost_and_aux(words: &mut [u64], ghost: u8, aux: u32) {
-    let header = Header::from_words([words[0], words[1]]);
-    words[..HEADER_WORDS].copy_from_slice(&Header { ghost, aux, ..header }.to_words());
+    // As one word. By bytes it would be loaded again before it is stored whole.
+    let word = |ghost, aux| Header { ghost, aux, ..Header::zeroed() }.to_words()[1];
+    words[1] = words[1] & !word(u8::MAX, u32::MAX) | word(ghost, aux);
 }
 
 /// Fills `to` from the front of `from`. Returns the rest of `from`.
@@ -434,9 +469,8 @@ fn fill<'a>(to: &mut [u8], from: &'a [u8]) -> &'a [u8] {
 /// CRC-32C over identity, stamp, the rest of the header, key and value, as they stand in the slot.
 #[inline(always)]
 fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
-    let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
     let header = Header::from_words([words[0], words[1]]);
-    let bound = [identity.generation, index, u64::from(header.stamp)];
+    let bound = [identity.generation, bound_index(identity), u64::from(header.stamp)];
     if let (SlotShape::LINE, Ok(line)) = (shape, words.try_into()) {
         // Full of a key and its value, the most usual case: without a mark, a length is what it says.
         if usize::from(header.klen) + usize::from(header.vlen) == LINE - HEADER {

@@ -39,6 +39,7 @@ pub(crate) fn filter_mask(geometry: &Geometry) -> u32 {
 }
 
 /// Whether the home's filter has a bit of any displaced key.
+#[inline]
 pub fn names_displaced(geometry: &Geometry, home_aux: u32) -> bool {
     home_aux & filter_mask(geometry) != 0
 }
@@ -99,8 +100,8 @@ pub(crate) fn gives_way(geometry: &Geometry) -> GivesWay {
 /// Whether a key may move from one slot to another: one of its [`destinations`] has that.
 pub(crate) fn may_move(geometry: &Geometry, key: Hashed<'_>, from: SlotIx, to: SlotIx) -> bool {
     let primary = geometry.primary(key);
-    // Within the primary window the others need not be found.
-    gives_way(geometry).at_home && primary.contains(from) && primary.contains(to)
+    // A key may come home, and where it may move within its primary window the others need not be found.
+    primary.contains(to) && (!primary.contains(from) || gives_way(geometry).at_home)
         || destinations(geometry, key, Some(from)).iter().any(|d| d.window.contains(to))
 }
 
@@ -133,6 +134,26 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::layout::chain::{Block, with_link};
+
+    /// Whether a key may move from slot to slot is what its destinations say, in each layout.
+    #[test]
+    fn a_key_may_move_to_its_destinations() {
+        for preset in presets() {
+            let config = Config { layout: preset.layout, size: TableSize::Slots(64), ..Config::short() };
+            let geometry = config.geometry().unwrap();
+            for number in 0..50u32 {
+                let name = number.to_le_bytes();
+                let key = geometry.hashed(&name);
+                let windows: Vec<_> = known_windows(&geometry, key).collect();
+                let beside = SlotIx((geometry.primary(key).end() + 20) % geometry.main_slots());
+                let slots = || windows.iter().flat_map(Window::iter).chain([beside]);
+                for (from, to) in slots().flat_map(|from| slots().map(move |to| (from, to))) {
+                    let may = destinations(&geometry, key, Some(from)).iter().any(|d| d.window.contains(to));
+                    assert_eq!(may_move(&geometry, key, from, to), may, "{}: {from:?} {to:?}", preset.name);
+                }
+            }
+        }
+    }
 
     /// A link to a block is not part of the filter, and a filter is not part of a link.
     #[test]

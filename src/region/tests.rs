@@ -318,7 +318,10 @@ fn what_a_region_does_not_do() {
     server.add(3);
     assert_eq!((server.load(3), client.load(3)), (2, 2));
     assert_eq!(server.words(511, 1).len() + server.words(512, 0).len() + server.words(0, 512).len(), 513);
-    for (first, len) in [(512, 1), (511, 2), (513, 0), (0, 513), (1, usize::MAX), (usize::MAX, 1)] {
+    assert_eq!(server.words(504, 8).len(), 8);
+    for (first, len) in
+        [(512, 1), (511, 2), (513, 0), (0, 513), (1, usize::MAX), (usize::MAX, 1), (505, 8), (usize::MAX, 8)]
+    {
         assert!(panics(&|| _ = server.words(first, len)), "{first}+{len}");
     }
 }

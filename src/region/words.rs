@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
-    /// Eight lines may begin at words below this one.
+    /// A line may begin at words below the first of these, eight lines at words below the second.
+    line_end: usize,
     eight_lines_end: usize,
     writable: bool,
     /// Keeps `base..base + words` where they are.
@@ -111,6 +112,7 @@ impl Region {
         Region {
             base,
             words,
+            line_end: (words + 1).saturating_sub(LINE_WORDS),
             eight_lines_end: (words + 1).saturating_sub(EIGHT_LINES),
             writable,
             memory: Arc::new(memory),
@@ -215,25 +217,28 @@ impl Region {
     /// Like `words`, and no access: whoever looks at these words says when.
     #[inline(always)]
     pub(super) fn slice(&self, first: usize, len: usize) -> &[AtomicU64] {
-        match first.checked_add(len) {
-            Some(end) if end <= self.words => {}
-            _ => outside(first, len, self.words),
-        }
-        // SAFETY:
-        // * the range lies inside `memory` (asserted), which lives as long as `self`;
-        // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
-        // * any bits are a valid AtomicU64;
-        // * this process touches the memory only as AtomicU64;
-        // * a read-only mapping is only loaded from, `Relaxed` and word-sized, which std::sync::atomic
-        //   allows for read-only memory (`store` and `add` refuse read-only regions).
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
+        self.slice_within(first, len).unwrap_or_else(|| outside(first, len, self.words))
     }
 
     /// Like `slice`, `None` when they do not lie inside the region.
     #[inline(always)]
     pub(super) fn slice_within(&self, first: usize, len: usize) -> Option<&[AtomicU64]> {
-        let is_inside = first.checked_add(len).is_some_and(|end| end <= self.words);
-        is_inside.then(|| self.slice(first, len))
+        let is_inside = match len {
+            // One comparison, where others have two.
+            LINE_WORDS => first < self.line_end,
+            _ => first.checked_add(len).is_some_and(|end| end <= self.words),
+        };
+        if !is_inside {
+            return None;
+        }
+        // SAFETY:
+        // * the range lies inside `memory` (checked; `line_end` says it of a line), which lives as long as `self`;
+        // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
+        // * any bits are a valid AtomicU64;
+        // * this process touches the memory only as AtomicU64;
+        // * a read-only mapping is only loaded from, `Relaxed` and word-sized, which std::sync::atomic
+        //   allows for read-only memory (`store` and `add` refuse read-only regions).
+        Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) })
     }
 
     /// Loads a word, and no access. Relaxed. `None` when it lies outside the region.

@@ -8,7 +8,7 @@ use super::counters::count;
 use super::grace::Trace;
 use crate::base::sync::{Ordering, fence};
 use crate::faults::{Rule, disobey, in_order, kept, obey};
-use crate::index::slots::{DisplacedAt, HeldRoom, Locked, Note, SlotWritten, has_room_for_ghost};
+use crate::index::slots::{DisplacedAt, Filling, HeldRoom, Locked, Note, SlotWritten, has_room_for_ghost};
 use crate::layout::chain::{self, Block, CHAIN_MAX};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{SlotIx, Window};
@@ -150,8 +150,15 @@ impl Homes {
 
     /// A key of `home` has left `slot`. If that is a chain slot, moves the chain's last key into
     /// the hole, and notes a block that is now empty.
+    #[inline(always)]
     pub fn left_slot_of_home(&self, locked: &mut Locked<'_>, slot: SlotIx, home: u64) {
-        let Some(block) = chain::block_of(self.geometry(), slot) else { return };
+        if let Some(block) = chain::block_of(self.geometry(), slot) {
+            self.left_slot_of_chain(locked, (slot, block), home);
+        }
+    }
+
+    #[inline(never)]
+    fn left_slot_of_chain(&self, locked: &mut Locked<'_>, (slot, block): (SlotIx, Block), home: u64) {
         let home_slot = self.geometry().window(home).first;
         let last = self.last_in_chain(home_slot).filter(|&(last_block, _)| last_block != block);
         // Only a key from a later block: then the chain gets shorter.
@@ -186,7 +193,7 @@ impl Homes {
             return false;
         }
         let mover = self.geometry().hashed(&occupant);
-        self.overwrite(locked, to, None, &mut self.slots.image(from), Note::Unknown);
+        self.overwrite(locked, to, None, Filling::Copy(self.slots.words(from)), Note::Unknown);
         let bit = families::filter_bit(self.geometry(), mover);
         self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
         self.vacate(locked, from, mover);

@@ -169,9 +169,13 @@ impl Grace {
         let mut traces = lock(&first.traces);
         let is_due = traces.front().is_some_and(|(due, _)| *due <= now);
         let due = if is_due { traces.pop_front() } else { None };
-        first.next_due_ns.store(traces.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
+        let next = traces.front().map_or(u64::MAX, |(due, _)| *due);
+        first.next_due_ns.store(next, Ordering::Relaxed);
         drop(traces);
-        self.queues.look_again();
+        // While the queue has more that is due, what is told of the first trace of all stays true.
+        if next > now {
+            self.queues.look_again();
+        }
         due
     }
 
@@ -246,9 +250,17 @@ mod tests {
             grace.push(stripe, due_ns, trace(due_ns));
         }
         assert_eq!(grace.last_due_ns(), Some(40));
-        clock.advance(Duration::from_nanos(40));
+        clock.advance(Duration::from_nanos(35));
+        // While more is due, that is told at once. Then the time of the next one is.
+        for (due_ns, until_next) in [(10, 0), (20, 0), (30, 5)] {
+            assert_eq!(grace.pop_due(), Some((due_ns, trace(due_ns))));
+            assert_eq!(grace.until_next(), Some(Duration::from_nanos(until_next)));
+        }
+        assert_eq!(grace.pop_due(), None);
+        clock.advance(Duration::from_nanos(5));
         let all: Vec<_> = std::iter::from_fn(|| grace.pop_due()).collect();
-        assert_eq!(all, [10, 20, 30, 40].map(|due_ns| (due_ns, trace(due_ns))));
+        assert_eq!(all, [(40, trace(40))]);
+        assert_eq!(grace.until_next(), None);
     }
 
     /// Two threads take away what is due, but only one trace is. The other trace stays.

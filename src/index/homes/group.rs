@@ -5,7 +5,7 @@ use super::counters::count_all;
 use super::grace::Trace;
 use crate::faults::{Rule, disobey, in_order};
 use crate::index::home_set::HomeSet;
-use crate::index::slots::{Locked, Note, Slots, Stripes, add_stripe};
+use crate::index::slots::{Filling, GhostAfter, Locked, Note, Slots, Stripes, add_stripe};
 use crate::layout::control::MOVE_COUNTERS;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
@@ -80,11 +80,9 @@ impl Homes {
         loop {
             locked.lock(set.clone());
             displaced = SmallVec::new();
-            for home in homes.iter() {
-                // C3: of a home without a filter bit, no key is displaced.
-                if families::names_displaced(geometry, self.slots.aux(geometry.window(home).first)) {
-                    displaced.extend(self.stripe(locked, home).displaced_slots(home));
-                }
+            // C3: of a home without a filter bit, no key is displaced.
+            for home in self.slots.with_displaced(homes).iter() {
+                displaced.extend(self.stripe(locked, home).displaced_slots(home));
             }
             let guards = || displaced.iter().filter(|slot| slot.0 < geometry.main_slots());
             if guards().all(|&slot| locked.covers(slot)) {
@@ -129,7 +127,8 @@ impl Homes {
                 continue;
             };
             let note = Note::AtHome((slot.0 - window.first.0) as u8);
-            self.slots.write_copy(&locked, slot, from.words(at.slot), note);
+            let copy = (Filling::Copy(from.words(at.slot)), GhostAfter::Stays);
+            self.slots.fill(&locked, slot, copy, note);
         }
         let copied = (keys.len() - left.len()) as u64;
         in_order(
@@ -159,7 +158,12 @@ impl Homes {
             Rule::CountBeforeErase,
             &mut *locked,
             |_| self.count_moves((0..MOVE_COUNTERS).filter(|home| counters >> home & 1 == 1)),
-            |locked| gone.iter().for_each(|at| self.slots.vacate(locked, at.slot, at.first.ghost())),
+            |locked| {
+                for at in gone {
+                    let nothing = (Filling::Nothing, GhostAfter::Of(at.first.ghost()));
+                    self.slots.fill(locked, at.slot, nothing, Note::Free);
+                }
+            },
         );
         self.counters.left(gone.len() as u64);
         self.push_ghosts(gone);

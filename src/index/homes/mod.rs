@@ -37,15 +37,14 @@ pub(super) use traces::REAP_MAX;
 
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{
-    Displaced, DisplacedAt, Locked, Note, SlotWritten, Slots, Stripe, UndoLines, has_room_for_ghost,
+    Displaced, DisplacedAt, Filling, GhostAfter, Locked, Note, SlotWritten, Slots, Stripe, UndoLines,
 };
 use crate::base::clock::Clock;
 use crate::base::sync::{Ordering, fence};
-use crate::faults::{Rule, by_rule, in_order};
+use crate::faults::{Rule, in_order};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Image, set_ghost_and_aux};
 use crate::outcome::IndexCounts;
 use crate::placement::families;
 use crate::region::Region;
@@ -236,32 +235,28 @@ impl Homes {
 
     /// Frees a slot whose occupant `moved` was copied away.
     pub fn vacate(&self, locked: &Locked<'_>, slot: SlotIx, moved: Hashed<'_>) {
-        let mut empty = Image::from_elem(0, self.geometry().shape().words());
-        self.overwrite(locked, slot, Some(moved), &mut empty, Note::Free);
+        self.overwrite(locked, slot, Some(moved), Filling::Nothing, Note::Free);
     }
 
-    /// Writes an image's key and value over `moved`, which has been copied elsewhere and leaves its
+    /// Writes a key and its value, or nothing, over `moved`, which has been copied elsewhere and leaves its
     /// ghost behind; or into a free slot.
     pub fn overwrite(
         &self,
         locked: &Locked<'_>,
         slot: SlotIx,
         moved: Option<Hashed<'_>>,
-        image: &mut Image,
+        filling: Filling<'_>,
         note: Note,
     ) -> SlotWritten {
-        let before = self.slots.header(slot);
-        let Some(moved) = moved.filter(|_| !before.is_free()) else {
-            set_ghost_and_aux(image, by_rule(Rule::GhostStays, before.ghost, 0), before.aux);
-            return self.slots.write_image(locked, slot, image, note);
+        let Some(moved) = moved.filter(|_| !self.slots.header(slot).is_free()) else {
+            return self.slots.fill(locked, slot, (filling, GhostAfter::Stays), note);
         };
-        debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        set_ghost_and_aux(image, by_rule(Rule::Ghost, moved.ghost(), before.ghost), before.aux);
+        let with_ghost = (filling, GhostAfter::Of(moved.ghost()));
         let mut written = None;
         // M4
         let begun = |homes: &mut &Homes| homes.count_moves([moved.home()]);
         in_order(Rule::CountBeforeErase, self, begun, |homes| {
-            written = Some(homes.slots.write_image(locked, slot, image, note));
+            written = Some(homes.slots.fill(locked, slot, with_ghost, note));
         });
         let guard = self.slots.guard_of(slot, moved);
         self.push_trace(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });

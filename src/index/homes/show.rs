@@ -8,6 +8,7 @@
 use super::Homes;
 use crate::base::sync::{Ordering, fence};
 use crate::faults::{Rule, disobey, kept};
+use crate::index::home_set::HomeSet;
 use crate::index::slots::{DisplacedAt, Locked, StripeSet};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -15,7 +16,6 @@ use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
 use crate::layout::slot::{Image, View, check};
 use crate::layout::words;
-use crate::placement::families;
 use std::ops::Range;
 
 /// Slots whose homes a step of a walk visits: those of one stripe, side by side.
@@ -94,11 +94,7 @@ impl Homes {
             let again = [slots.start, slots.end - 1].map(|slot| self.slots.stripe_of(SlotIx(slot)));
             locked.lock(StripeSet::from_slice(&again));
         });
-        for home in homes {
-            if !families::names_displaced(self.geometry(), self.slots.aux(self.geometry().window(home).first))
-            {
-                continue;
-            }
+        for home in self.slots.with_displaced(HomeSet::of(homes)).iter() {
             let displaced = self.stripe(locked, home).displaced(home).iter();
             for entry in displaced {
                 let DisplacedAt::At(slot) = entry.place else { continue };

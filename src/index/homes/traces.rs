@@ -31,8 +31,10 @@ impl Homes {
             }
             Trace::Ghosts { first, slots } => {
                 let locked = self.slots.lock_slot(first);
-                let all = (0..64).filter(|bit| slots >> bit & 1 == 1).map(|bit| SlotIx(first.0 + bit));
-                for slot in all {
+                let mut left = slots;
+                while left != 0 {
+                    let slot = SlotIx(first.0 + u64::from(left.trailing_zeros()));
+                    left &= left - 1;
                     debug_assert!(locked.covers(slot), "L1: {first:?} does not guard {slot:?}");
                     self.slots.take_ghost(&locked, slot);
                 }

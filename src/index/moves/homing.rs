@@ -2,6 +2,7 @@
 
 use super::Moves;
 use super::search::MovePath;
+use crate::index::home_set::HomeSet;
 use crate::index::homes::count;
 use crate::index::slots::{DisplacedAt, StripeSet};
 use crate::layout::geometry::SlotIx;
@@ -39,7 +40,10 @@ impl Moves {
         for slot in free.filter(|slot| slot.0 < self.geometry().main_slots()) {
             let around = self.homes_around(slot);
             let from = looked_to.unwrap_or(around.start).max(around.start);
-            last = (from..around.end).rev().find(|&home| self.may_have_displaced(home)).or(last);
+            if from < around.end {
+                let displaced = self.slots().with_displaced(HomeSet::of(from..around.end));
+                last = displaced.ends().map(|(_, last)| last).or(last);
+            }
             looked_to = Some(from.max(around.end));
             if last.is_some_and(|last| last >= around.start) {
                 self.bring_home(slot);
@@ -47,17 +51,11 @@ impl Moves {
         }
     }
 
-    /// Whether a key of a home may be displaced: a guess, without its lock.
-    fn may_have_displaced(&self, home: u64) -> bool {
-        families::names_displaced(self.geometry(), self.slots().aux(self.geometry().window(home).first))
-    }
-
     /// Moves a displaced key of any home around into `free`. Returns the slot that it left.
     fn bring_any_home(&self, free: SlotIx) -> Option<SlotIx> {
         // No lock is held, so the filters are a guess.
-        self.homes_around(free)
-            .filter(|&home| self.may_have_displaced(home))
-            .find_map(|home| self.bring_one_home(home, free))
+        let homes = self.slots().with_displaced(HomeSet::of(self.homes_around(free)));
+        homes.iter().find_map(|home| self.bring_one_home(home, free))
     }
 
     /// Homes whose primary window contains `slot`.
@@ -71,20 +69,22 @@ impl Moves {
     /// key was moved.
     pub fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
         let home_slot = self.geometry().window(home).first;
-        let candidates = self.homes.stripe(&mut self.slots().lock_home(home), home).displaced_slots(home);
+        let mut locked = self.slots().lock_ends(home_slot, free);
+        let candidates = self.homes.stripe(&mut locked, home).displaced_slots(home);
         candidates.into_iter().find(|&from| {
-            let path = MovePath::from_slice(&[from, free]);
-            let mut set = StripeSet::from_slice(&[self.slots().stripe_of(home_slot)]);
-            self.slots().add_path(&mut set, &path);
-            let mut locked = self.slots().lock(set);
+            // The key's home is locked, and so are the blocks of its chain.
+            if from.0 < self.geometry().main_slots() && !locked.covers(from) {
+                let all = [home_slot, free, from].map(|slot| self.slots().stripe_of(slot));
+                locked.lock(StripeSet::from_slice(&all));
+            }
             let still_there = self
                 .homes
                 .stripe(&mut locked, home)
                 .displaced(home)
                 .iter()
                 .any(|e| e.place == DisplacedAt::At(from));
-            let keys = self.keys_along(&path);
-            let movers = self.hashed_all(&keys);
+            let path = MovePath::from_slice(&[from, free]);
+            let movers = [self.slots().reader().hash_in(from)];
             // A key that is about to go to another segment stays. If it moved here, it would leave a ghost in its slot,
             // which would keep a key there from being moved (M3).
             if !still_there

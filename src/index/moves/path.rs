@@ -10,19 +10,21 @@
 //! | `Slots::rewrite`, `Slots::free` | a key over no key or itself, no key over one | no | the slot's old one |
 //! | `Homes::overwrite` of a free slot | what is given | no | the slot's old one |
 //! | `Homes::overwrite` of another slot | what is given, over a key copied away | up | that key's |
-//! | `Slots::write`, `Slots::write_image` | what is given: the last step of all of them | no | the one given |
+//! | `Slots::fill` | what is given: the last step of `overwrite` | no | the one given |
+//! | `Slots::write` | what is given | no | the one given |
 //!
 //! `kept`, `obey`, `disobey`, `by_rule` and `in_order` are switches of `src/faults.rs`. In a real
 //! build, what stands under `disobey` never runs, and all else is done as the rule demands.
 
 use super::Moves;
 use super::search::MovePath;
-use crate::faults::{AtOnce, Rule, disobey, kept};
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::faults::{AtOnce, Rule, broken, disobey, kept};
 use crate::index::homes::count;
-use crate::index::slots::{Displaced, DisplacedAt, Locked, Note, SlotWritten, has_room_for_ghost};
+use crate::index::slots::{Displaced, DisplacedAt, Filling, Locked, Note, SlotWritten, has_room_for_ghost};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Content, Image, Key, Stored, lay_out};
+use crate::layout::slot::{Content, Stored};
 use crate::placement::families;
 use smallvec::SmallVec;
 
@@ -61,16 +63,10 @@ impl Moves {
         path[0]
     }
 
-    /// The keys in the slots of a path, without its free end. The caller holds the path's locks.
-    pub fn keys_along(&self, path: &MovePath) -> SmallVec<[Key; 4]> {
+    /// The hashes of the keys in the slots of a path, without its free end. The caller holds the path's locks.
+    pub fn movers_along(&self, path: &MovePath) -> SmallVec<[Hashed<'static>; 4]> {
         let (_, from) = path.split_last().expect("a path has a slot");
-        from.iter().map(|&slot| self.slots().occupant(slot).1).collect()
-    }
-
-    /// Hashes these keys.
-    #[inline]
-    pub fn hashed_all<'k>(&self, keys: &'k [Key]) -> SmallVec<[Hashed<'k>; 4]> {
-        keys.iter().map(|key| self.geometry().hashed(key)).collect()
+        from.iter().map(|&slot| self.slots().reader().hash_in(slot)).collect()
     }
 
     /// Whether a path is still as the search saw it (L4). The caller holds its locks. `movers` are the keys that will
@@ -134,7 +130,11 @@ impl Moves {
         moved: Option<Hashed<'_>>,
         filters: &mut AtOnce<u64>,
     ) -> Option<(u64, u32)> {
-        let mut image = self.slots().image(from);
+        // (A test that breaks M1 erases the original first.)
+        let taken: Option<Vec<_>> = broken(Rule::CopyBeforeErase).then(|| {
+            let words = self.slots().words(from).iter().map(|word| word.load(Ordering::Relaxed));
+            words.map(AtomicU64::new).collect()
+        });
         debug_assert!(self.slots().may_change(locked, mover), "L2");
         let (primary, home) = (self.geometry().primary(mover), mover.home());
         let bit = families::filter_bit(self.geometry(), mover);
@@ -151,7 +151,8 @@ impl Moves {
             (_, true) => {}
         }
         // M1: the copy is live before `from` is overwritten, by the next step or the caller.
-        self.homes.overwrite(locked, to, moved, &mut image, Note::of_key(self.geometry(), to, mover));
+        let copy = Filling::Copy(taken.as_deref().unwrap_or_else(|| self.slots().words(from)));
+        self.homes.overwrite(locked, to, moved, copy, Note::of_key(self.geometry(), to, mover));
         count(&self.homes.counters().mine().moves);
         (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
     }
@@ -167,10 +168,7 @@ impl Moves {
     ) -> SlotWritten {
         let note = Note::of_key(self.geometry(), slot, key);
         self.homes.name_displaced(locked, note, slot, &key);
-        let shape = self.geometry().shape();
-        let mut image = Image::from_elem(0, shape.words());
-        lay_out(shape, &Content { key: key.key(), value, ..Content::default() }, &mut image);
-        let written = self.homes.overwrite(locked, slot, Some(moved), &mut image, note);
+        let written = self.homes.overwrite(locked, slot, Some(moved), Filling::Entry(key.key(), value), note);
         count(&self.homes.counters().mine().inserts);
         written
     }

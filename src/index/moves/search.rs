@@ -117,7 +117,7 @@ impl<'a> Searched<'a> {
 
     #[cold]
     fn look(self, slot: SlotIx) -> Option<Note> {
-        let (header, key) = self.slots.peek(slot)?;
+        let (header, key) = self.slots.peek_hash(slot)?;
         if header.is_free() {
             return Some(Note::Free);
         }
@@ -125,7 +125,7 @@ impl<'a> Searched<'a> {
             return Some(Note::Stuck);
         }
         let geometry = self.slots.geometry();
-        let note = Note::of_key(geometry, slot, geometry.hashed(&key));
+        let note = Note::of_key(geometry, slot, key);
         self.slots.notes().learn(slot, note);
         Some(note)
     }
@@ -140,9 +140,8 @@ impl<'a> Searched<'a> {
     fn destinations(self, slot: SlotIx) -> Option<SmallVec<[Destination; 3]>> {
         // M3: a slot with a ghost cannot give up its occupant. A slot that is being written is passed
         // over.
-        let (_, key) = self.slots.peek(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free())?;
-        let geometry = self.slots.geometry();
-        Some(destinations(geometry, geometry.hashed(&key), Some(slot)))
+        let there = self.slots.peek_hash(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free());
+        Some(destinations(self.slots.geometry(), there?.1, Some(slot)))
     }
 }
 
@@ -353,7 +352,7 @@ impl Visited {
     }
 
     /// Adds the first window, or a window that overlaps the run at one end. Returns the new slots. `None`, without a
-    /// change, if it does not overlap so, or if there are slots beside the run.
+    /// change, if it does not overlap so, or has slots that are in the table.
     #[inline(always)]
     fn lengthen(&mut self, window: Window) -> Option<Window> {
         let (first, end) = (window.first.0, window.end());
@@ -362,12 +361,33 @@ impl Visited {
             self.run = first..end;
             return Some(window);
         }
-        if self.len > 0 || end < from || to < first || (first < from) == (to < end) {
+        if end < from || to < first || (first < from) == (to < end) {
             return None;
         }
         let new = if first < from { first..from } else { to..end };
+        if self.len > 0 && self.has_any_of(&new) {
+            return None;
+        }
         self.run = from.min(first)..to.max(end);
         Some(Window { first: SlotIx(new.start), slots: (new.end - new.start) as u32, ..window })
+    }
+
+    /// Whether any of these slots, at most 64, is in the table.
+    #[inline(never)]
+    fn has_any_of(&self, slots: &Range<u64>) -> bool {
+        let mut groups = slots.start / 64..=(slots.end - 1) / 64;
+        groups.any(|number| {
+            let (first, end) = (slots.start.max(64 * number), slots.end.min(64 * (number + 1)));
+            let these = u64::MAX >> (64 - (end - first)) << (first - 64 * number);
+            self.group(number).is_some_and(|group| group.slots & these != 0)
+        })
+    }
+
+    /// The entry of a group.
+    fn group(&self, number: u64) -> Option<&Group> {
+        let mask = self.entries.len() - 1;
+        let entries = (mix(number) as usize & mask..).map(|at| &self.entries[at & mask]);
+        entries.take_while(|group| group.round == self.round).find(|group| group.number == number)
     }
 
     /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's.

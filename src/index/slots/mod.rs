@@ -24,7 +24,7 @@ pub(crate) use stripes::{StripeSet, Stripes};
 pub(super) use undo::{UndoLines, before_the_write, restore_all};
 pub(super) use writer::SlotWriter;
 
-use crate::base::sync::AtomicU64;
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::faults::{Rule, broken, by_rule, disobey, kept, obey};
 use crate::index::home_set::HomeSet;
 use crate::layout::WORD;
@@ -34,7 +34,7 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
 use crate::layout::slot::{
-    Content, HEADER, Header, Image, Key, SlotShape, Stored, lay_out, lay_out_line, set_ghost_and_aux,
+    Content, HEADER, Header, Image, Key, SlotShape, Stored, View, lay_out, lay_out_line, set_ghost_and_aux,
 };
 use crate::layout::words::{self, LINE_WORDS};
 use crate::placement::families;
@@ -59,6 +59,34 @@ pub(crate) struct Slots {
 
 /// Proof that a key's slot was written. If it named an extent, the time of that extent counts from now on (X3).
 pub(crate) struct SlotWritten(());
+
+/// What is written into a slot besides what belongs to the slot.
+#[derive(Clone, Copy)]
+pub(crate) enum Filling<'a> {
+    /// No key.
+    Nothing,
+    /// The key and the value in these words of another slot.
+    Copy(&'a [AtomicU64]),
+    /// This key and this value.
+    Entry(&'a [u8], Stored<'a>),
+}
+
+/// The words that a slot gets.
+enum NewWords<'i> {
+    /// All of an image, whose stamps and CRC do not matter, but for those from this number on, which stay as they are.
+    Image(&'i mut [u64], usize),
+    /// The first one, sealed, and the second one, of a slot of one line.
+    Second([u64; 2]),
+}
+
+/// The ghost of a slot after a write.
+#[derive(Clone, Copy)]
+pub(crate) enum GhostAfter {
+    /// The slot's old one (M2).
+    Stays,
+    /// The ghost of the key that was copied away from here. The slot had none (M3).
+    Of(u8),
+}
 
 impl Slots {
     /// The slots of a table of one segment.
@@ -138,12 +166,6 @@ impl Slots {
         self.reader().holds(slot, key)
     }
 
-    /// [`SlotReader::image`].
-    #[inline]
-    pub fn image(&self, slot: SlotIx) -> Image {
-        self.reader().image(slot)
-    }
-
     /// [`SlotReader::read`].
     #[inline]
     pub fn read(&self, slot: SlotIx) -> SlotCopy {
@@ -154,6 +176,12 @@ impl Slots {
     #[inline]
     pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
         self.reader().peek(slot)
+    }
+
+    /// [`SlotReader::peek_hash`].
+    #[inline]
+    pub fn peek_hash(&self, slot: SlotIx) -> Option<(Header, Hashed<'static>)> {
+        self.reader().peek_hash(slot)
     }
 
     /// The first slot of the key's primary window.
@@ -199,6 +227,31 @@ impl Slots {
     #[inline(always)]
     pub fn may_take(&self, slot: SlotIx) -> bool {
         self.header(slot).is_free() && !self.is_held(slot)
+    }
+
+    /// The homes among these whose filters have a bit: a key of theirs may be displaced (C3). Without their locks, a
+    /// guess.
+    #[inline]
+    pub fn with_displaced(&self, homes: HomeSet) -> HomeSet {
+        let (span, each) = (homes.span(), self.geometry.home_words());
+        let words = (span.end - span.start) as usize * each;
+        let words = self.region.words(self.geometry.home_word(span.start), words);
+        let bits = match each {
+            // As most often: the loop needs no division, and no bounds.
+            LINE_WORDS => self.filters(words.as_chunks::<LINE_WORDS>().0.iter().map(|home| &home[1])),
+            _ => self.filters(words.chunks_exact(each).map(|home| &home[1])),
+        };
+        homes.and_bits(bits)
+    }
+
+    /// Which of the homes with these header words have a bit in their filters: a bit for each, the lowest for the first.
+    #[inline(always)]
+    fn filters<'w>(&self, headers: impl DoubleEndedIterator<Item = &'w AtomicU64>) -> u64 {
+        let mask = families::filter_mask(&self.geometry);
+        headers.rev().fold(0, |bits, header| {
+            let aux = Header::from_words([0, header.load(Ordering::Relaxed)]).aux;
+            bits << 1 | u64::from(aux & mask != 0)
+        })
     }
 
     /// The slots among these that have a key: a bit for each of at most 128 neighbours.
@@ -391,8 +444,8 @@ impl Slots {
                 Note::Free => {}
                 Note::AtHome(distance) => add_stripe(set, self.stripe_of(home_slot(slot, distance))),
                 Note::Unknown | Note::Stuck | Note::Displaced => {
-                    let occupant = self.peek(slot).filter(|(_, key)| !key.is_empty());
-                    let home = occupant.map(|(_, key)| self.home_slot(self.geometry.hashed(&key)));
+                    let occupant = self.peek_hash(slot).filter(|(header, _)| !header.is_free());
+                    let home = occupant.map(|(_, key)| self.home_slot(key));
                     home.into_iter().for_each(|home| add_stripe(set, self.stripe_of(home)));
                 }
             }
@@ -493,79 +546,108 @@ impl Slots {
         let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
         let content = Content { key, value, ghost, aux: before.aux };
         if shape == SlotShape::LINE {
-            self.write_target(locked, &target, key.is_empty(), &mut lay_out_line(&content), shape.words());
+            let mut line = lay_out_line(&content);
+            self.write_target(locked, &target, key.is_empty(), NewWords::Image(&mut line, shape.words()));
         } else {
             let mut image = image_of(shape, &content);
-            self.write_target(locked, &target, key.is_empty(), &mut image, shape.words());
+            self.write_target(locked, &target, key.is_empty(), NewWords::Image(&mut image, shape.words()));
         }
         ghost
     }
 
     /// Sets the `aux` of a slot. Writes only if that changes it.
     pub fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
-        let before = self.header(slot);
-        if before.aux != aux {
-            self.write_header(locked, slot, before, by_rule(Rule::GhostStays, before.ghost, 0), aux);
+        if self.aux(slot) != aux {
+            self.set_aux_part(locked, slot, u32::MAX, aux);
         }
     }
 
     /// Sets the part of a slot's `aux` that this mask names.
     #[inline]
     pub fn set_aux_part(&self, locked: &Locked<'_>, slot: SlotIx, mask: u32, part: u32) {
-        let note = self.notes.of_key_in(slot);
-        self.write_filled(locked, slot, HEADER / WORD, note, |target, image| {
-            words::load_all(target.words(), image);
-            let Header { ghost, aux, .. } = target.before();
-            set_ghost_and_aux(image, by_rule(Rule::GhostStays, ghost, 0), aux & !mask | part);
+        self.write_header(locked, slot, |before| {
+            (by_rule(Rule::GhostStays, before.ghost, 0), before.aux & !mask | part)
         });
     }
 
     /// Takes the ghost of a slot away.
     pub fn take_ghost(&self, locked: &Locked<'_>, slot: SlotIx) {
-        let before = self.header(slot);
-        self.write_header(locked, slot, before, 0, before.aux);
+        self.write_header(locked, slot, |before| (0, before.aux));
+        self.notes.take_ghost(slot);
     }
 
-    /// Writes what belongs to the slot and not to its key.
-    fn write_header(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, ghost: u8, aux: u32) {
-        let [_, header] = Header { ghost, aux, ..before }.to_words();
-        let note = self.notes.of_key_in(slot);
-        self.write_filled(locked, slot, HEADER / WORD, note, |target, image| {
+    /// Writes what belongs to the slot and not to its key: a ghost and an `aux`, by what it has. The note on its key
+    /// stays true.
+    #[inline(always)]
+    fn write_header(&self, locked: &Locked<'_>, slot: SlotIx, write: impl Fn(Header) -> (u8, u32)) {
+        if self.geometry.shape() == SlotShape::LINE {
+            let target = self.writer().target(SlotShape::LINE, slot);
+            let before = target.before();
+            let (ghost, aux) = write(before);
+            let second = Header { ghost, aux, ..before }.to_words()[1];
+            // Its payload need not be copied.
+            if let Some(sealed) = self.writer().sealed(&target, second) {
+                let words = NewWords::Second([sealed, second]);
+                return self.write_target(locked, &target, before.is_free(), words);
+            }
+        }
+        self.write_filled(locked, slot, HEADER / WORD, None, |target, image| {
+            let before = target.before();
             // A free slot has no payload.
             if !before.is_free() {
                 words::load_all(target.words(), image);
             }
-            image[1] = header;
+            let (ghost, aux) = write(before);
+            image[1] = before.to_words()[1];
+            set_ghost_and_aux(image, ghost, aux);
         });
     }
 
-    /// Writes the key and the value of another slot into this one, which is free. It keeps its ghost and `aux`.
-    pub fn write_copy(&self, locked: &Locked<'_>, slot: SlotIx, of: &[AtomicU64], note: Note) {
-        self.write_filled(locked, slot, usize::MAX, note, |target, image| {
-            let Header { ghost, aux, .. } = target.before();
-            words::load_all(of, image);
-            set_ghost_and_aux(image, by_rule(Rule::GhostStays, ghost, 0), aux);
-        });
-    }
-
-    /// Frees the slot of a key that was copied away, and gives it this ghost (M2).
-    pub fn vacate(&self, locked: &Locked<'_>, slot: SlotIx, ghost: u8) {
-        self.write_filled(locked, slot, usize::MAX, Note::Free, |target, image| {
+    /// Replaces the key and the value of a slot. The slot keeps its `aux`. `note` is about the key, if there is one.
+    pub fn fill(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        (filling, ghost): (Filling<'_>, GhostAfter),
+        note: Note,
+    ) -> SlotWritten {
+        let shape = self.geometry.shape();
+        self.write_filled(locked, slot, usize::MAX, Some(note), |target, image| {
+            match filling {
+                Filling::Nothing => {}
+                Filling::Copy(of) => {
+                    words::load_all(of, image);
+                    // As every look: what is damaged reads as free.
+                    if View::consistent(shape, image).is_err() {
+                        image.fill(0);
+                    }
+                }
+                Filling::Entry(key, value) => {
+                    lay_out(shape, &Content { key, value, ..Content::default() }, image);
+                }
+            }
             let before = target.before();
-            debug_assert!(has_room_for_ghost(before.ghost), "M3");
-            set_ghost_and_aux(image, by_rule(Rule::Ghost, ghost, before.ghost), before.aux);
+            let ghost = match ghost {
+                GhostAfter::Stays => by_rule(Rule::GhostStays, before.ghost, 0),
+                GhostAfter::Of(left) => {
+                    debug_assert!(has_room_for_ghost(before.ghost), "M3");
+                    by_rule(Rule::Ghost, left, before.ghost)
+                }
+            };
+            set_ghost_and_aux(image, ghost, before.aux);
         });
+        SlotWritten(())
     }
 
     /// Writes the image that `fill` makes of zeros; its stamps and CRC do not matter. The words from `same_from` on
-    /// stay as they are.
+    /// stay as they are. `note` is about the key, if there is one and it is another one.
     #[inline(always)]
     fn write_filled(
         &self,
         locked: &Locked<'_>,
         slot: SlotIx,
         same_from: usize,
-        note: Note,
+        note: Option<Note>,
         fill: impl FnOnce(&Target<'_>, &mut [u64]),
     ) {
         let header = match self.geometry.shape() {
@@ -574,7 +656,8 @@ impl Slots {
                 let mut line = [0; LINE_WORDS];
                 fill(&target, &mut line);
                 let header = Header::from_words([line[0], line[1]]);
-                self.write_target(locked, &target, header.is_free(), &mut line, same_from.min(LINE_WORDS));
+                let words = NewWords::Image(&mut line, same_from.min(LINE_WORDS));
+                self.write_target(locked, &target, header.is_free(), words);
                 header
             }
             shape => {
@@ -582,17 +665,14 @@ impl Slots {
                 let mut image = Image::from_elem(0, shape.words());
                 fill(&target, &mut image);
                 let header = Header::from_words([image[0], image[1]]);
-                self.write_target(
-                    locked,
-                    &target,
-                    header.is_free(),
-                    &mut image,
-                    same_from.min(shape.words()),
-                );
+                let words = NewWords::Image(&mut image, same_from.min(shape.words()));
+                self.write_target(locked, &target, header.is_free(), words);
                 header
             }
         };
-        self.note(slot, header.is_free(), note, header.ghost);
+        if let Some(note) = note {
+            self.note(slot, header.is_free(), note, header.ghost);
+        }
     }
 
     /// Notes what was written into a slot. `note` is about the key, if there is one.
@@ -606,31 +686,9 @@ impl Slots {
 
     /// Replaces a slot's content.
     pub fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
-        self.write_image(locked, slot, &mut image_of(self.geometry.shape(), content), Note::Unknown);
-    }
-
-    /// Replaces a slot's content by an image, whose stamps and CRC do not matter. `note` is about the key.
-    pub fn write_image(
-        &self,
-        locked: &Locked<'_>,
-        slot: SlotIx,
-        image: &mut Image,
-        note: Note,
-    ) -> SlotWritten {
-        let header = Header::from_words([image[0], image[1]]);
-        let is_free = header.is_free();
-        match <&mut [u64; LINE_WORDS]>::try_from(&mut image[..]) {
-            Ok(line) => {
-                let target = self.writer().target(SlotShape::LINE, slot);
-                self.write_target(locked, &target, is_free, line, LINE_WORDS);
-            }
-            Err(_) => {
-                let target = self.writer().target(self.geometry.shape(), slot);
-                self.write_target(locked, &target, is_free, image, target.shape.words());
-            }
-        }
-        self.note(slot, is_free, note, header.ghost);
-        SlotWritten(())
+        let shape = self.geometry.shape();
+        let unknown = Some(Note::Unknown);
+        self.write_filled(locked, slot, usize::MAX, unknown, |_, image| lay_out(shape, content, image));
     }
 
     #[inline(always)]
@@ -645,17 +703,9 @@ impl Slots {
         if is_free { None } else { self.undo.keep_target(&self.region, &self.geometry, target) }
     }
 
-    /// All slot writes go through here. The slot `is_free` after the write. The words from `same_from` on stay
-    /// as they are.
+    /// All slot writes go through here. The slot `is_free` after the write.
     #[inline(always)]
-    fn write_target(
-        &self,
-        locked: &Locked<'_>,
-        target: &Target<'_>,
-        is_free: bool,
-        image: &mut [u64],
-        same_from: usize,
-    ) {
+    fn write_target(&self, locked: &Locked<'_>, target: &Target<'_>, is_free: bool, words: NewWords<'_>) {
         debug_assert!(
             self.may_write(locked, target.slot),
             "L1: {:?} is written without its lock",
@@ -669,7 +719,11 @@ impl Slots {
         // U1
         let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, || self.keep(target, is_free)));
         disobey(Rule::UndoStays, || free(undo.take()));
-        self.writer().write_image(target, image, same_from);
+        // (No closure: not all of its callers would have it inlined.)
+        match words {
+            NewWords::Image(image, same_from) => self.writer().write_image(target, image, same_from),
+            NewWords::Second(words) => self.writer().write_second(target, words),
+        }
         disobey(Rule::UndoFirst, || free(self.keep(target, is_free)));
         // U2
         free(undo);

@@ -49,11 +49,12 @@ impl Note {
 
     fn from_byte(byte: u8) -> Note {
         match byte {
+            // As most are.
+            AT_HOME..STUCK => Note::AtHome(byte - AT_HOME),
             0 => Note::Unknown,
             1 => Note::Free,
             2 => Note::Displaced,
-            STUCK.. => Note::Stuck,
-            _ => Note::AtHome(byte - AT_HOME),
+            _ => Note::Stuck,
         }
     }
 
@@ -88,9 +89,17 @@ impl Notes {
     }
 
     /// The note of the slot's key, whether the slot has a ghost or not.
-    #[inline]
+    #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn of_key_in(&self, slot: SlotIx) -> Note {
         Note::from_byte(self.byte(slot) & !STUCK)
+    }
+
+    /// Notes that a slot has no ghost any more. The caller holds its lock.
+    #[inline]
+    pub fn take_ghost(&self, slot: SlotIx) {
+        if let Some(byte) = self.0.get(slot.0 as usize) {
+            byte.store(byte.load(Ordering::Relaxed) & !STUCK, Ordering::Relaxed);
+        }
     }
 
     #[inline]

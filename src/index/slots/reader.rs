@@ -6,10 +6,10 @@ use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::digest::LongKey;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::Hashed;
+use crate::layout::hash::{First, Hashed};
 use crate::layout::life::Life;
 use crate::layout::mapped;
-use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, View};
+use crate::layout::slot::{Content, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, LINE_WORDS, Words};
 use crate::region::Region;
 use smallvec::SmallVec;
@@ -244,17 +244,25 @@ impl<'a> SlotReader<'a> {
     /// Shows the key of a slot whose lock is held. Shows none if the slot is damaged.
     #[inline(always)]
     pub fn with_key(&self, slot: SlotIx, see: impl FnOnce(&[u8])) {
-        let (shape, words) = (self.geometry.shape(), self.words(slot));
-        let header = words::header(words);
-        let klen = usize::from(header.klen);
-        if shape == SlotShape::LINE && klen <= shape.payload_max() && !header.is_long_key() {
-            see(&words::load_line(words)[HEADER..HEADER + klen]);
-        } else {
-            let (_, key) = self.occupant(slot);
-            if !key.is_empty() {
-                see(&key);
-            }
+        self.with_entry(slot, |_, key| see(key));
+    }
+
+    /// Shows the header and the key of a slot. Without the slot's lock, they may be any bytes. `None` if the slot is
+    /// damaged.
+    #[inline(always)]
+    fn with_entry<R>(&self, slot: SlotIx, see: impl FnOnce(Header, &[u8]) -> R) -> Option<R> {
+        if let Some((header, key)) = mapped::short_key(self.geometry.shape(), self.words(slot)) {
+            return Some(see(header, &key[..usize::from(header.klen)]));
         }
+        let (header, key) = self.header_and_key(slot)?;
+        Some(see(header, &key))
+    }
+
+    /// The hash of the key in a slot whose lock is held. It stands for the key where only its place matters.
+    #[inline]
+    pub fn hash_in(&self, slot: SlotIx) -> Hashed<'static> {
+        let first = self.with_entry(slot, |_, key| self.geometry.hashed(key).first());
+        self.geometry.hashed_to(&[], first.unwrap_or(First(0)))
     }
 
     /// The slot's header.
@@ -304,11 +312,27 @@ impl<'a> SlotReader<'a> {
     /// Reads header and key of a slot whose lock is not held. `None` while the slot is being
     /// written.
     pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
+        self.at_rest(slot, || self.header_and_key(slot))
+    }
+
+    /// Reads the header of a slot whose lock is not held, and the hash of its key, as [`SlotReader::peek`].
+    #[inline]
+    pub fn peek_hash(&self, slot: SlotIx) -> Option<(Header, Hashed<'static>)> {
+        self.at_rest(slot, || {
+            self.with_entry(slot, |header, key| {
+                (header, self.geometry.hashed_to(&[], self.geometry.hashed(key).first()))
+            })
+        })
+    }
+
+    /// The result of a look at a slot whose lock is not held. `None` while the slot is being written.
+    #[inline(always)]
+    fn at_rest<R>(&self, slot: SlotIx, look: impl FnOnce() -> Option<R>) -> Option<R> {
         let words = self.words(slot);
         let stamp = words[0].load(Ordering::Relaxed);
         // Fences as in the shm reader: R1, and R2; and as in its second look, X9, because a long key is in an extent.
         fence(Ordering::Acquire);
-        let seen = self.header_and_key(slot)?;
+        let seen = look()?;
         fence(Ordering::Acquire);
         (stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp).then_some(seen)
     }

@@ -13,7 +13,7 @@ use crate::base::sync::{AtomicU64, Ordering, fence};
 use crate::faults::{Rule, broken, by_rule, disobey, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{
-    Content, Header, Image, SlotShape, lay_out, lay_out_line, seal, stamp_copies, with_copy,
+    Content, Header, Image, SlotShape, lay_out, lay_out_line, seal, seal_line, stamp_copies, with_copy,
 };
 use crate::region::{Region, StoreWords};
 
@@ -39,6 +39,17 @@ impl<'a> Target<'a> {
     #[inline(always)]
     pub fn before(&self) -> Header {
         Header::from_words(self.before)
+    }
+
+    /// The stamps of the slot while it is written, and after.
+    #[inline(always)]
+    fn stamps(&self) -> [u32; 2] {
+        // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
+        // may show its n + 2. So this write ends under n + 4 (U5).
+        let before = self.before[0] as u32;
+        let odd = before | 1;
+        let is_torn = by_rule(Rule::TornStamp, before & 1, 0);
+        [odd, odd.wrapping_add(1 + 2 * is_torn)]
     }
 
     /// The slot's words, for loads.
@@ -78,16 +89,36 @@ impl<'a> SlotWriter<'a> {
         }
     }
 
+    /// The first word that a slot of one line gets with this second word, if [`SlotWriter::write_second`] can write it.
+    #[inline(always)]
+    pub fn sealed(&self, to: &Target<'_>, second: u64) -> Option<u64> {
+        let line = to.words().try_into().ok().filter(|_| !broken(Rule::KeyBytes))?;
+        seal_line(self.geometry.identity(to.slot), to.stamps()[1], second, line)
+    }
+
+    /// Replaces the second word of a slot of one line, as [`SlotWriter::write_image`] does. Its first word is sealed.
+    #[inline(always)]
+    pub fn write_second(&self, to: &Target<'_>, [sealed, second]: [u64; 2]) {
+        // W1
+        if !broken(Rule::OddPass) {
+            to.words.store(0, to.before[0] & !0xffff_ffff | u64::from(to.stamps()[0]));
+        }
+        // Pairs with R2, as in `write_image`.
+        obey(Rule::WriterFence, || fence(Ordering::Release));
+        // W2
+        to.words.store(1, second);
+        // Pairs with R1, as in `write_image`.
+        obey(Rule::EvenFence, || fence(Ordering::Release));
+        // W3
+        to.words.store(0, sealed);
+    }
+
     /// Replaces the slot's content by that of an image, whose stamps and CRC do not matter. The slot has the words from
     /// `same_from` on already: if they are the payload, this makes 2 * lines + 1 stores.
     #[inline(always)]
     pub fn write_image(&self, to: &Target<'_>, image: &mut [u64], same_from: usize) {
         let Target { shape, slot, words, before: [before, _] } = *to;
-        // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
-        // may show its n + 2. So this write ends under n + 4 (U5).
-        let odd = (before as u32) | 1;
-        let is_torn = by_rule(Rule::TornStamp, before as u32 & 1, 0);
-        let even = odd.wrapping_add(1 + 2 * is_torn);
+        let [odd, even] = to.stamps();
         seal(shape, self.geometry.identity(slot), even, image);
 
         // W1
