@@ -38,6 +38,8 @@ use std::time::Duration;
 pub struct Index {
     /// Shared with changes that were decided, and wait.
     table: Arc<Table>,
+    /// The table's: each change asks it several times.
+    geometry: Geometry,
     /// The lives of the table's entries, if entries have lives.
     pub(super) lives: Option<Box<Lives>>,
     /// The owners of entries, if entries may have owners.
@@ -105,8 +107,8 @@ impl Index {
             table.observers().set_started(started);
         }
         let (evicts, shifts) = (start.evict.is_some(), TidyShifts::default());
-        let table = Arc::new(table);
-        let index = Index { table, lives, owners, seams: None, evicts, launch, shifts };
+        let (geometry, table) = (table.geometry().clone(), Arc::new(table));
+        let index = Index { table, geometry, lives, owners, seams: None, evicts, launch, shifts };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -137,8 +139,8 @@ impl Index {
         if let Some(keys) = left_over {
             table.observers().set_started(StartedPuts::new(table.region(), table.geometry(), launch, keys));
         }
-        let (table, shifts) = (Arc::new(table), TidyShifts::default());
-        Ok((Index { table, lives, owners, seams: None, evicts: false, launch, shifts }, found))
+        let (geometry, table, shifts) = (table.geometry().clone(), Arc::new(table), TidyShifts::default());
+        Ok((Index { table, geometry, lives, owners, seams: None, evicts: false, launch, shifts }, found))
     }
 
     /// Whether the table evicts entries.
@@ -187,7 +189,7 @@ impl Index {
     /// The table's geometry.
     #[inline]
     pub fn geometry(&self) -> &Geometry {
-        self.table.geometry()
+        &self.geometry
     }
     /// Which server process of this region this is, counted from 1.
     pub fn incarnation(&self) -> u64 {
