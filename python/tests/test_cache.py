@@ -158,6 +158,21 @@ def test_two_processes_share_it(shm: Path, cache: dc.Cache) -> None:
     assert sorted(items) == ["x"] * 500 + ["y"] * 500 and cache.pull() == (None, None)
 
 
+def test_a_get_needs_no_server(shm: Path, cache: dc.Cache) -> None:
+    cache["key"] = "value"
+    pid, got = pid_of(cache), []
+    assert cache.get("key") == "value"
+    # One that is stopped answers nothing.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        getting = threading.Thread(target=lambda: got.extend([cache.get("key"), cache["key"], cache.get("none", "no")]))
+        getting.start()
+        getting.join(60)
+        assert got == ["value", "value", "no"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_ends_and_tags(shm: Path, cache: dc.Cache) -> None:
     begun = time.time()
     assert cache.set("a", 1, expire=LONG, tag="t") and cache.set("b", 2)

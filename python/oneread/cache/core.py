@@ -430,7 +430,8 @@ class Cache:
 
     def _looked(self, key: Any) -> tuple[Any, Entry | None]:
         """The value of a key, or ``ENOVAL``; and its entry, if that is more than the value."""
-        shared = self._shared or self._open()
+        # Its truth would be its length, which the server knows.
+        shared = self._open() if self._shared is None else self._shared
         try:
             stored = shared._get(key.encode() if type(key) is str and key else _keys.encode(key))
         except KeyTooLong:
