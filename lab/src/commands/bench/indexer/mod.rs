@@ -21,16 +21,17 @@ use std::process::ExitCode;
     name = "kv-indexer",
     after_help = "EXAMPLES
   oneread bench kv-indexer
-  oneread bench kv-indexer --workers 8 --blocks 170000 --prompts 10000 --longest 1000
+  oneread bench kv-indexer --workers 8 --blocks 170000 --prompts 10000 \\
+      --longest 1000
   python -m dynamo.indexer --port 8091 --block-size 16 &
   oneread bench kv-indexer --beside http://127.0.0.1:8091 --beside-pid $!
 
 An indexer in a process of its own, whose table is in /dev/shm. This process is
 the engines: each has sockets of its own, holds the beginnings of prompts that
 part from each other, and publishes what it stores and drops, 16 blocks of 16
-tokens an event. What is to be answered is known here, so each answer is checked.
-The same events and prompts go to the indexer that --beside names, which takes
-the requests of Dynamo's; the two are asked in turns.
+tokens an event. What is to be answered is known here, so each answer is
+checked. The same events and prompts go to the indexer that --beside names,
+which takes the requests of Dynamo's; the two are asked in turns.
   events      events a second that are heard and found, when all engines store
               blocks as fast as they can
   p50, p99    time of a query over HTTP, while nothing changes
