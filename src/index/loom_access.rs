@@ -43,8 +43,7 @@ pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
 pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
     let index = only(index);
     let how = (PutMode::Upsert, Nobody);
-    let Ok(outcome) = index.put_along(path, &index.geometry().hashed(key), &key.into(), how, Put::New);
-    outcome
+    index.put_along(path, &index.geometry().hashed(key), &key.into(), how, Put::New)
 }
 
 /// The number of main slots that hold `key`.
