@@ -63,7 +63,7 @@ impl Index {
         let (mut walk, mut keys, mut removed) = (Walk::at(place.0), Vec::<Key>::new(), 0);
         loop {
             let before = walk.place();
-            let had_some = self.table().walk_keys(&mut walk, &mut |key| keys.push(key.into()));
+            let mut had_some = self.table().walk_keys(&mut walk, &mut |key| keys.push(key.into()));
             let mut is_busy = false;
             for key in keys.drain(..) {
                 let own = ChangeWaits::default();
@@ -80,11 +80,10 @@ impl Index {
                 return Err(PutError::Busy { rounds: 0 });
             }
             if is_busy {
-                let (done, all) = self.table().walked(&Walk::at(before));
-                let progress_ppm = (done.min(all) * 999_999 / all.max(1)) as u32;
-                return Ok(Cleared { removed, progress_ppm, next: Some(ClearPlace(before)) });
+                // These keys again.
+                (walk, had_some) = (Walk::at(before), true);
             }
-            if !had_some || clock.now_ns() >= ends_ns {
+            if is_busy || !had_some || clock.now_ns() >= ends_ns {
                 let (done, all) = self.table().walked(&walk);
                 let progress_ppm =
                     if had_some { (done.min(all) * 999_999 / all.max(1)) as u32 } else { 1_000_000 };

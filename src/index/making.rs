@@ -365,7 +365,7 @@ impl Index {
                 }
                 Some(seams.take(hash))
             }
-            Patience::Tries(_) => seams.has_room().then(|| seams.try_take(hash)).flatten(),
+            Patience::Tries(_) => seams.try_begin(hash),
             Patience::HasTurn(_, taken) => taken.take().or_else(|| seams.try_take(hash)),
         };
         let Some(turn) = turn else {
@@ -382,20 +382,26 @@ impl Index {
         Ok(outcome)
     }
 
-    /// Takes the key's turn for a change whose steps cannot be tried twice.
+    /// Takes the key's turn for a change whose steps cannot be tried twice, if its thread does not sleep. Returns how patient
+    /// it is then.
     ///
     /// # Errors
     /// [`PutError::Busy`]; the waits say that somebody else has it.
-    pub(super) fn take_turn(&self, key: &[u8], waits: &ChangeWaits) -> Result<TurnTaken, PutError> {
-        let Some(seams) = self.seams() else { return Ok(TurnTaken::default()) };
-        let hash = self.geometry().hashed(key).first().0;
-        match seams.has_room().then(|| seams.try_take(hash)).flatten() {
-            Some(turn) => Ok(TurnTaken::new(turn)),
-            None => {
+    pub(super) fn take_turn<'w>(
+        &self,
+        key: &[u8],
+        patience: Patience<'w>,
+        taken: &'w mut TurnTaken,
+    ) -> Result<Patience<'w>, PutError> {
+        let Patience::Tries(waits) = patience else { return Ok(patience) };
+        if let Some(seams) = self.seams() {
+            let Some(turn) = seams.try_begin(self.geometry().hashed(key).first().0) else {
                 waits.begin(ChangeWait::Thread);
-                Err(PutError::Busy { rounds: 0 })
-            }
+                return Err(PutError::Busy { rounds: 0 });
+            };
+            *taken = TurnTaken::new(turn);
         }
+        Ok(Patience::HasTurn(waits, taken))
     }
 
     /// Removes `key`, if its entry is the one that `which` means. Returns whether it was.

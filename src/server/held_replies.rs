@@ -52,18 +52,17 @@ impl HeldReplies {
         at: RequestAt,
         (id, later): (u64, LaterReply),
     ) -> Option<Reply> {
-        let LaterReply { reply, waits, seen } = later;
         let held = match held {
             Some(held) => held,
             None => {
                 let Some(place) = shared.parking.place() else {
-                    return Some(wait_here(shared, reply, &waits));
+                    return Some(wait_here(shared, later));
                 };
-                let (replies, bytes) = (VecDeque::new(), 0);
+                let (replies, bytes, seen) = (VecDeque::new(), 0, later.seen);
                 held.insert(HeldReplies { at, replies, bytes, seen, _place: place })
             }
         };
-        held.push(id, LaterReply { reply, waits, seen });
+        held.push(id, later);
         None
     }
 
@@ -132,9 +131,9 @@ fn is_over(wait: Option<ChangeWait>, since: Instant) -> bool {
 
 /// Waits on this thread.
 #[cold]
-fn wait_here(shared: &ServerState, reply: Reply, waits: &ChangeWaits) -> Reply {
-    while shared.index.sleep_through(waits) {
-        if let Err(error) = shared.index.go_on(waits) {
+fn wait_here(shared: &ServerState, LaterReply { reply, waits, .. }: LaterReply) -> Reply {
+    while shared.index.sleep_through(&waits) {
+        if let Err(error) = shared.index.go_on(&waits) {
             return shared.counted(reply.refused(error));
         }
     }

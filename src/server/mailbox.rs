@@ -295,9 +295,10 @@ mod tests {
         assert!(store(mailbox.request(sequence), sequence, &frame));
     }
 
-    /// Nothing waits.
-    fn nothing(parked: &mut Option<Parked>) -> MailboxParked<'_> {
-        MailboxParked { parked, replies: None }
+    /// Visits a mailbox of which nothing waits.
+    fn visit(end: &mut ServerMailbox, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
+        let mut nothing = MailboxParked { parked: &mut None, replies: None };
+        end.visit(shared, &mut Caller::new(Role::Change), turn_ends, (&mut nothing, ParkLook::Again))
     }
 
     fn later() -> Instant {
@@ -362,17 +363,7 @@ mod tests {
         assert_eq!((rests, looks), (false, 1));
         assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
         assert!(!end.wakes(), "it is awake still");
-        assert_eq!(
-            end.visit(
-                &shared,
-                &mut Caller::new(Role::Change),
-                later(),
-                (&mut nothing(&mut None), ParkLook::Again)
-            )
-            .unwrap()
-            .answered,
-            1
-        );
+        assert_eq!(visit(&mut end, &shared, later()).unwrap().answered, 1);
         // Nothing comes: it rests.
         assert!(end.rests(later()));
         assert_eq!(mailbox.server().heard(), 1);
@@ -391,17 +382,7 @@ mod tests {
             asked += 1;
             ask(&mailbox, asked);
             let before = Instant::now();
-            assert_eq!(
-                end.visit(
-                    &shared,
-                    &mut Caller::new(Role::Change),
-                    later(),
-                    (&mut nothing(&mut None), ParkLook::Again)
-                )
-                .unwrap()
-                .answered,
-                1
-            );
+            assert_eq!(visit(end, &shared, later()).unwrap().answered, 1);
             assert!(end.last >= before, "it looks for so long from now on");
         };
         let rests_after = |end: &mut ServerMailbox, time: Duration| {
@@ -447,29 +428,9 @@ mod tests {
         {
             (next..next + asked).for_each(|sequence| ask(&mailbox, sequence));
             next += asked;
-            assert_eq!(
-                end.visit(
-                    &shared,
-                    &mut Caller::new(Role::Change),
-                    turn_ends,
-                    (&mut nothing(&mut None), ParkLook::Again)
-                )
-                .unwrap()
-                .answered,
-                answered
-            );
+            assert_eq!(visit(&mut end, &shared, turn_ends).unwrap().answered, answered);
         }
-        assert_eq!(
-            end.visit(
-                &shared,
-                &mut Caller::new(Role::Change),
-                later(),
-                (&mut nothing(&mut None), ParkLook::Again)
-            )
-            .unwrap()
-            .answered,
-            0
-        );
+        assert_eq!(visit(&mut end, &shared, later()).unwrap().answered, 0);
         for sequence in next - WINDOW..next {
             let mut copy = Vec::new();
             let frame = mailbox::load(mailbox.reply(sequence), sequence, &mut copy).expect("its reply");
@@ -479,30 +440,10 @@ mod tests {
         // A cell with a number other than the next one is ignored.
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
-            assert_eq!(
-                end.visit(
-                    &shared,
-                    &mut Caller::new(Role::Change),
-                    later(),
-                    (&mut nothing(&mut None), ParkLook::Again)
-                )
-                .unwrap()
-                .answered,
-                0,
-                "{sequence}"
-            );
+            assert_eq!(visit(&mut end, &shared, later()).unwrap().answered, 0, "{sequence}");
         }
         assert!(store(mailbox.request(next), next, b"nonsense"));
-        assert_eq!(
-            end.visit(
-                &shared,
-                &mut Caller::new(Role::Change),
-                later(),
-                (&mut nothing(&mut None), ParkLook::Again)
-            )
-            .unwrap_err(),
-            "a request cell without a request"
-        );
+        assert_eq!(visit(&mut end, &shared, later()).unwrap_err(), "a request cell without a request");
     }
 
     /// A client that sleeps for a reply is rung once, when that reply is there.
@@ -511,14 +452,7 @@ mod tests {
         let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
             asked.for_each(|sequence| ask(&mailbox, sequence));
-            end.visit(
-                &shared,
-                &mut Caller::new(Role::Change),
-                later(),
-                (&mut nothing(&mut None), ParkLook::Again),
-            )
-            .unwrap()
-            .has_rung
+            visit(&mut end, &shared, later()).unwrap().has_rung
         };
         assert!(!visit(1..=1), "it does not sleep");
         mailbox.client().announce(3);

@@ -210,6 +210,11 @@ impl SeamTurns {
         self.turn(self.turns.take(hash))
     }
 
+    /// Takes this turn, if the listener takes changes now, and nobody has it.
+    pub fn try_begin(&self, hash: u64) -> Option<Turn> {
+        if self.has_room() { self.try_take(hash) } else { None }
+    }
+
     /// Takes this turn, if nobody has it.
     pub fn try_take(&self, hash: u64) -> Option<Turn> {
         self.turns.try_take(hash).map(|turn| self.turn(turn))
