@@ -366,13 +366,22 @@ impl Index {
                 Some(seams.take(hash))
             }
             Patience::Tries(_) => seams.try_begin(hash),
-            Patience::HasTurn(_, taken) => taken.take().or_else(|| seams.try_take(hash)),
+            Patience::HasTurn(_, taken) => taken.take(),
         };
         let Some(turn) = turn else {
             waits.begin(ChangeWait::Thread);
             return Err(PutError::Busy { rounds: 0 });
         };
-        let outcome = self.table().change(key, what, new, &turn, waits)?;
+        let outcome = match self.table().change(key, what, new, &turn, waits) {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                // Whoever had it before goes on with it: there may be room when others have left.
+                if let Patience::HasTurn(_, taken) = patience {
+                    taken.give(turn);
+                }
+                return Err(error);
+            }
+        };
         // L13
         match end_turn(turn, self.shared_table()).map(|end| (end.now(), end)) {
             None => {}
@@ -391,7 +400,7 @@ impl Index {
         &self,
         key: &[u8],
         patience: Patience<'w>,
-        taken: &'w mut TurnTaken,
+        taken: &'w TurnTaken,
     ) -> Result<Patience<'w>, PutError> {
         let Patience::Tries(waits) = patience else { return Ok(patience) };
         if let Some(seams) = self.seams() {
@@ -399,7 +408,7 @@ impl Index {
                 waits.begin(ChangeWait::Thread);
                 return Err(PutError::Busy { rounds: 0 });
             };
-            *taken = TurnTaken::new(turn);
+            taken.give(turn);
         }
         Ok(Patience::HasTurn(waits, taken))
     }

@@ -90,8 +90,8 @@ impl Index {
             self.give_up(key);
         }
         // Before memory is taken.
-        let mut taken = TurnTaken::default();
-        let patience = self.take_turn(key, patience, &mut taken)?;
+        let taken = TurnTaken::default();
+        let patience = self.take_turn(key, patience, &taken)?;
         // P1: from here on, a remove leaves the key its slot.
         let ticket = started.begin(key, session.id(), StartAsked { heap_bytes, within, now_ns, hidden })?;
         match self.hold_room(key, len, hidden, patience) {
@@ -195,8 +195,8 @@ impl Index {
     ) -> Result<PutOutcome, PutError> {
         let (started, now_ns) = (self.all_started()?, self.table().clock().now_ns());
         // Before the value is taken: a commit that is tried is made.
-        let mut taken = TurnTaken::default();
-        let patience = self.take_turn(key, patience, &mut taken)?;
+        let taken = TurnTaken::default();
+        let patience = self.take_turn(key, patience, &taken)?;
         let value = started.take(key, ticket, session, now_ns).ok_or(PutError::NotStarted)?;
         let (given, stated) = (value.given(), value.len);
         if given != stated {

@@ -142,6 +142,7 @@ impl ServerMailbox {
     ) -> Result<Visit, String> {
         let visit = match self.is_next_there() {
             true => self.answer_all(shared, caller, turn_ends, parked)?,
+            false if parked.0.waits() => return Err("it took back a request that waits".into()),
             false => Visit::default(),
         };
         Ok(Visit { lingers: !self.patience.time().is_zero(), ..visit })
@@ -220,27 +221,32 @@ impl ServerMailbox {
         let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request cell that makes no sense")?;
         let held = Parked::take_from(parked, RequestAt::Mailbox);
+        let is_gone = look == ParkLook::Last;
         // A connection has one parked request.
         let look = if parked.is_some() { ParkLook::Last } else { look };
         let answer = |frame: &Frame<'_>, request: Request<'_>| {
             let asked = (frame.id, frame.patience(), request);
             match shared.answer_or_park(caller, asked, held, (RequestAt::Mailbox, look), replies) {
+                ParkAnswer::Refused(_) if is_gone => Err(MailboxWait::Gone),
                 ParkAnswer::Now(reply) | ParkAnswer::Refused(reply) => Ok(TakenRequest::Answered(reply)),
                 ParkAnswer::Held => Ok(TakenRequest::Later),
                 ParkAnswer::NotHere => Ok(TakenRequest::Unanswered),
-                ParkAnswer::Behind => Err(None),
-                ParkAnswer::Taken(waits) | ParkAnswer::Stays(waits) => Err(Some(waits)),
+                ParkAnswer::Behind => Err(MailboxWait::Behind),
+                ParkAnswer::Taken(waits) | ParkAnswer::Stays(waits) => Err(MailboxWait::Parked(waits)),
             }
         };
         match once.try_take(CellMark { sequence, attempt: 0 }, frame, answer) {
             Ok(HasReply::Now) => {}
             Ok(HasReply::Later) => return Ok(true),
             Ok(HasReply::Never) => return Err("a request cell without a request".into()),
-            Err(waits) => {
-                if waits.is_some() {
-                    **parked = waits;
-                }
+            Err(MailboxWait::Behind) => return Ok(false),
+            Err(MailboxWait::Parked(waits)) => {
+                **parked = Some(waits);
                 return Ok(false);
+            }
+            // Q13: what is behind it is not made.
+            Err(MailboxWait::Gone) => {
+                return Err("it is gone, and the next of its requests has to wait".into());
             }
         }
         if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
@@ -251,12 +257,29 @@ impl ServerMailbox {
     }
 }
 
+/// Why a request in a mailbox has no reply.
+enum MailboxWait {
+    /// It waits until the replies before it are stored.
+    Behind,
+    /// It waits.
+    Parked(Parked),
+    /// It would have to, and its client is gone.
+    Gone,
+}
+
 /// What waits of a connection with a mailbox.
 pub(super) struct MailboxParked<'p> {
     /// A request, in the mailbox or elsewhere.
     pub parked: &'p mut Option<Parked>,
     /// Replies to requests in the mailbox.
     pub replies: Option<HeldReplies>,
+}
+
+impl MailboxParked<'_> {
+    /// Whether the next request waits.
+    fn waits(&self) -> bool {
+        self.parked.as_ref().is_some_and(|parked| parked.is_change_of(RequestAt::Mailbox))
+    }
 }
 
 #[cfg(all(test, not(loom)))]

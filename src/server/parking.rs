@@ -351,12 +351,17 @@ impl Parked {
         }
     }
 
-    /// Takes out what the first request of this queue has waited so far.
-    pub fn take_from(parked: &mut Option<Parked>, queue: RequestAt) -> Option<Parked> {
-        parked.take_if(|parked| match &parked.what {
+    /// Whether it is a change that waits, the first request of this queue.
+    pub fn is_change_of(&self, queue: RequestAt) -> bool {
+        match &self.what {
             ParkedRequest::Change(change) => change.at.is_queue_of(queue),
             ParkedRequest::Feed(_) | ParkedRequest::Replies(_) => false,
-        })
+        }
+    }
+
+    /// Takes out what the first request of this queue has waited so far.
+    pub fn take_from(parked: &mut Option<Parked>, queue: RequestAt) -> Option<Parked> {
+        parked.take_if(|parked| parked.is_change_of(queue))
     }
 
     /// Whether replies wait.

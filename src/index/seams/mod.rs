@@ -259,8 +259,9 @@ pub(in crate::index) struct Turn {
 pub(crate) struct TurnTaken(Cell<Option<Turn>>);
 
 impl TurnTaken {
-    pub(in crate::index) fn new(turn: Turn) -> TurnTaken {
-        TurnTaken(Cell::new(Some(turn)))
+    /// It is there to be taken, for the first time or again.
+    pub(in crate::index) fn give(&self, turn: Turn) {
+        self.0.set(Some(turn));
     }
 
     pub(in crate::index) fn take(&self) -> Option<Turn> {

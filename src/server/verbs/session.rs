@@ -201,7 +201,7 @@ impl VerbsSession {
     /// Fails the queue pair of a client that is dropped, and posts the receives of its messages again.
     pub fn leave(&mut self, receives: &Receives) {
         self.pair.fail();
-        self.extension = None;
+        (self.extension, self.parked) = (None, None);
         for request in self.requests.drain(..) {
             let _ = receives.post(request.landed);
         }

@@ -54,14 +54,20 @@ fn hears_nothing(stream: &Stream) -> bool {
     is_empty
 }
 
-/// Looks at what waits until none does.
-fn look_until_none_waits(second: &mut Second) {
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !second.worker.parking.is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it waits for ever");
-        second.worker.look_at_parked();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Looks at what waits until none does.
+fn look_until_none_waits(second: &mut Second) {
+    until("none waits", || {
+        second.worker.look_at_parked();
+        second.worker.parking.is_empty()
+    });
 }
 
 /// Sixty-four writers of one worker share two syncs: of the first record, and of all that came meanwhile. Others are served all
@@ -189,35 +195,39 @@ fn a_batch_makes_room_for_itself() {
     assert_eq!((reply(&mut stream), state.index.len()), (Some(INSERTED), 1));
 }
 
-/// Clients of one worker that change one key all the while have their turns, one after the other.
+/// Of those who wait for one key, who has waited longest is next.
 #[test]
 fn who_has_waited_longest_is_next() {
     let (mut second, state, disk) = logged(TableSize::Slots(1_000));
     let mut clients: Vec<_> = (0..4).map(|_| second.greeted()).collect();
-    let add = frame(&Request::Part {
-        key: b"key",
-        part: PartChange::Append { bytes: b"+", len_max: 1_000 },
-        tell: Tell::After,
-    });
-    let mut told = [0; 4];
+    // The last one to connect is the first to ask.
+    clients.reverse();
+    let append = |nth: u8| {
+        frame(&Request::Part {
+            key: b"key",
+            part: PartChange::Append { bytes: &[b'a' + nth], len_max: 1_000 },
+            tell: Tell::After,
+        })
+    };
     disk.hold(true);
-    for (stream, token) in &mut clients {
-        ask(&mut second, (stream, *token), &add);
+    for (nth, (stream, token)) in (0..).zip(&mut clients) {
+        ask(&mut second, (stream, *token), &append(nth));
+    }
+    assert_eq!(state.parking.taken(), 4);
+    for (decided, made) in (2..).zip([&b"a"[..], b"ab", b"abc", b"abcd"]) {
+        until("it is decided", || {
+            second.worker.look_at_parked();
+            state.index.log().unwrap().status().next == decided
+        });
+        disk.hold(false);
+        until("its turn has ended", || state.index.keys_under_way() == 0);
+        disk.hold(true);
+        let mut value = Vec::new();
+        assert!(state.index.reader().get_into(b"key", &mut value).unwrap() && value == made);
     }
     disk.hold(false);
-    while told.iter().sum::<u32>() < 40 {
-        second.worker.look_at_parked();
-        for (nth, (stream, token)) in clients.iter_mut().enumerate() {
-            if !hears_nothing(stream) {
-                assert!(matches!(reply(stream), Some(Reply::Part(Ok(_)))));
-                told[nth] += 1;
-                ask(&mut second, (stream, *token), &add);
-            }
-        }
-    }
-    assert!(told.iter().all(|times| *times >= 8), "{told:?}");
     look_until_none_waits(&mut second);
-    assert_eq!(state.index.keys_under_way(), 0);
+    clients.iter_mut().for_each(|(stream, _)| assert!(matches!(reply(stream), Some(Reply::Part(Ok(_))))));
 }
 
 /// An owner who is removed while a put of it waits goes, also if nobody asks again.
@@ -306,6 +316,54 @@ fn replies_in_a_mailbox_wait() {
     let mut copy = Vec::new();
     let got = crate::mailbox::load(mailbox.reply(MANY + 1), MANY + 1, &mut copy).unwrap();
     assert_eq!(wire::replies(got, MANY + 1).unwrap(), [Reply::Removed(Ok(true))]);
+}
+
+/// A client of which a change in its mailbox has to wait, because another client changes the key.
+fn waits_in_a_mailbox(
+    second: &mut Second,
+    disk: &SimDisk,
+    behind: &[&[u8]],
+) -> (Stream, Token, crate::mailbox::memory::Mailbox) {
+    let (mut other, other_token) = second.greeted();
+    let (stream, token, mailbox) = second.served();
+    disk.hold(true);
+    ask(second, (&mut other, other_token), &put(b"key"));
+    for (n, key) in (1..).zip([&b"key"[..]].into_iter().chain(behind.iter().copied())) {
+        let mut asked = Vec::new();
+        Request::Put { options: PutMode::Upsert.into(), key, value: b"mine" }.encode(n, &mut asked);
+        assert!(store(mailbox.request(n), n, &asked));
+    }
+    mailbox.client().announce(1);
+    second.worker.sweep();
+    assert_eq!(second.worker.shared.parking.taken(), 2);
+    (stream, token, mailbox)
+}
+
+/// Of a client that is gone, nothing behind a change that has to wait is made.
+#[test]
+fn nothing_in_a_mailbox_is_made_behind_what_waits() {
+    let (mut second, state, disk) = logged(TableSize::Slots(1_000));
+    let (stream, token, _mailbox) = waits_in_a_mailbox(&mut second, &disk, &[b"behind"]);
+    drop(stream);
+    second.worker.serve(token);
+    disk.hold(false);
+    look_until_none_waits(&mut second);
+    let mut value = Vec::new();
+    assert!(state.index.reader().get_into(b"key", &mut value).unwrap() && value == b"value");
+    assert!(!has(&state.index, b"behind") && !second.worker.sessions.contains_key(&token));
+    assert_eq!(state.parking.taken(), 0);
+}
+
+/// A client that takes back a change which waits has no place among those that wait any more.
+#[test]
+fn what_waits_in_a_mailbox_is_not_taken_back() {
+    let (mut second, state, disk) = logged(TableSize::Slots(1_000));
+    let (_stream, token, mailbox) = waits_in_a_mailbox(&mut second, &disk, &[]);
+    assert!(store(mailbox.request(1), 100, &put(b"other")));
+    disk.hold(false);
+    look_until_none_waits(&mut second);
+    assert!(!second.worker.sessions.contains_key(&token) && !has(&state.index, b"other"));
+    assert_eq!(state.parking.taken(), 0);
 }
 
 /// A removal of all keys waits for the disk once a step, not once a key.
