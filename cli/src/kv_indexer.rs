@@ -215,6 +215,7 @@ impl KvIndexer {
                 // Whoever starts the command says where it may connect to.
                 reach: Reach::Anywhere,
                 incarnation: 0,
+                next: None,
             })
         };
         let workers = workers.into_iter().map(worker).collect::<Result<_>>()?;

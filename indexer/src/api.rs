@@ -12,12 +12,12 @@
 //!
 //! Which form a request has is told by how it names the model.
 
+use crate::answer;
 use crate::chain;
 use crate::endpoint::{Endpoint, Reach};
-use crate::events::Tier;
 use crate::http::{Answer, Body, Handler, Request};
 use crate::listen::Stores;
-use crate::lookup::{Found, Lengths, find};
+use crate::lookup::find;
 use crate::registry::{Listed, RegisterError, Registry, Which};
 use crate::trust::{Rights, Trust};
 use crate::worker::{INSTANCE_MAX, Partition, RANK_MAX, TEXT_MAX, Worker};
@@ -290,6 +290,7 @@ impl Api {
             replay,
             reach,
             incarnation: 0,
+            next: None,
         };
         match (self.registry.register(&self.changes, worker), fields.dialect()) {
             (Ok(_), Dialect::Dynamo) => Ok(Answer::json(201, &json!({ "status": "ok" }))),
@@ -402,39 +403,25 @@ impl Api {
         let keys: Vec<[u8; 16]> = rolling.iter().map(|rolling| partition.key(*rolling)).collect();
         let begun = Instant::now();
         let has_tiers = self.registry.has_tiers();
-        let found = self.lookups.with(|store| {
-            let found = find(store, &keys, has_tiers)?;
-            let ids: Vec<_> = found.ids.iter().map(|(id, ..)| *id).collect();
-            let sizes = store.blocks(&ids)?;
-            Ok::<_, crate::store::StoreError>((found, sizes))
-        });
+        let found = self.lookups.with(|store| find(store, &keys, has_tiers));
         let counts = self.registry.counts();
         counts.lookups.one();
         counts.lookup_nanoseconds.add(begun.elapsed().as_nanos() as u64);
-        let (found, sizes) = match found {
+        let found = match found {
             Ok(found) => found,
             Err(error) => {
                 counts.table_errors.one();
                 return refused(503, format!("the table does not answer: {error}"));
             }
         };
-        Ok(Answer::json(
-            200,
-            &match fields.dialect() {
-                Dialect::Dynamo => dynamo(&found, &sizes, block_size),
-                Dialect::Mooncake => {
-                    let only = fields.instance_id.clone().map(Name::text);
-                    let all = self.registry.list();
-                    let mut names: Vec<(&str, u32)> = all
-                        .iter()
-                        .filter(|it| it.worker.partition() == Partition::of(&model, &tenant))
-                        .map(|it| (it.worker.instance.as_str(), it.worker.rank))
-                        .collect();
-                    names.retain(|(name, _)| only.as_deref().is_none_or(|only| *name == only));
-                    mooncake(&found, &names, &tenant, block_size)
-                }
-            },
-        ))
+        Ok(match fields.dialect() {
+            Dialect::Dynamo => Answer::json(200, &answer::dynamo(&found, block_size)),
+            Dialect::Mooncake => {
+                let only = fields.instance_id.clone().map(Name::text);
+                let registered = self.registry.ranks(&model, &tenant, only.as_deref());
+                Answer::json(200, &answer::mooncake(&found, &registered, &tenant, block_size))
+            }
+        })
     }
 
     // ---- all else -------------------------------------------------------------------------------
@@ -575,64 +562,6 @@ fn state_of(listed: &Listed) -> Value {
             "error": status.error,
         }),
     }
-}
-
-/// Lengths in tokens.
-fn summary(lengths: &[(u32, Lengths)], block_size: NonZeroU32, upper: bool) -> Value {
-    let tokens = |blocks: u32| u64::from(blocks) * u64::from(block_size.get());
-    let best = lengths.iter().fold(Lengths::default(), |best, (_, lengths)| best.longer(*lengths));
-    let ranks: Map<String, Value> =
-        lengths.iter().map(|(rank, lengths)| (rank.to_string(), json!(tokens(lengths.any)))).collect();
-    let name = |name: &str| if upper { name.to_owned() } else { name.to_ascii_lowercase() };
-    let mut all = Map::new();
-    all.insert("longest_matched".into(), json!(tokens(best.any)));
-    all.insert(name("GPU"), json!(tokens(best.of(Tier::Gpu))));
-    all.insert(name("DP"), Value::Object(ranks));
-    all.insert(name("CPU"), json!(tokens(best.of(Tier::Cpu))));
-    all.insert(name("DISK"), json!(tokens(best.of(Tier::Disk))));
-    if best.of(Tier::Other) > 0 {
-        all.insert(name("OTHER"), json!(tokens(best.of(Tier::Other))));
-    }
-    Value::Object(all)
-}
-
-fn dynamo(found: &Found, sizes: &[u64], block_size: NonZeroU32) -> Value {
-    let tokens = |blocks: u32| u64::from(blocks) * u64::from(block_size.get());
-    let (mut scores, mut instances, mut tree_sizes) = (Map::new(), Map::new(), Map::new());
-    for (instance, ranks) in &found.of {
-        let on_device: Map<String, Value> = ranks
-            .iter()
-            .filter(|(_, lengths)| lengths.of(Tier::Gpu) > 0)
-            .map(|(rank, lengths)| (rank.to_string(), json!(tokens(lengths.of(Tier::Gpu)))))
-            .collect();
-        if !on_device.is_empty() {
-            scores.insert(instance.clone(), Value::Object(on_device));
-        }
-        let lengths: Vec<(u32, Lengths)> = ranks.iter().map(|(rank, lengths)| (*rank, *lengths)).collect();
-        instances.insert(instance.clone(), summary(&lengths, block_size, false));
-    }
-    for ((_, instance, rank), size) in found.ids.iter().zip(sizes) {
-        let sizes = tree_sizes.entry(instance.clone()).or_insert_with(|| json!({}));
-        sizes[rank.to_string()] = json!(size);
-    }
-    json!({ "scores": scores, "frequencies": found.frequencies(), "tree_sizes": tree_sizes, "instances": instances })
-}
-
-fn mooncake(found: &Found, names: &[(&str, u32)], tenant: &str, block_size: NonZeroU32) -> Value {
-    let mut instances = Map::new();
-    for (instance, _) in names {
-        let mut ranks: std::collections::BTreeMap<u32, Lengths> = names
-            .iter()
-            .filter(|(name, _)| name == instance)
-            .map(|(_, rank)| (*rank, Lengths::default()))
-            .collect();
-        ranks.extend(found.of.get(*instance).into_iter().flatten().map(|(rank, lengths)| (*rank, *lengths)));
-        let lengths: Vec<(u32, Lengths)> = ranks.into_iter().collect();
-        instances.insert((*instance).to_owned(), summary(&lengths, block_size, true));
-    }
-    let mut answer = Map::new();
-    answer.insert(tenant.to_owned(), Value::Object(instances));
-    Value::Object(answer)
 }
 
 #[cfg(test)]

@@ -118,8 +118,10 @@ pub struct Answer {
 
 impl Answer {
     /// Of JSON.
-    pub fn json(status: u16, value: &serde_json::Value) -> Answer {
-        Answer { status, content_type: "application/json", body: Body::Whole(value.to_string().into_bytes()) }
+    pub fn json(status: u16, value: &impl serde::Serialize) -> Answer {
+        // What is answered has a form in JSON.
+        let body = Body::Whole(serde_json::to_vec(value).unwrap_or_default());
+        Answer { status, content_type: "application/json", body }
     }
 
     /// Of an error, as an indexer's clients know it.
@@ -354,15 +356,17 @@ impl Reading<'_> {
     fn more(&mut self, until: Instant) -> io::Result<bool> {
         self.buffer.drain(..std::mem::take(&mut self.used));
         let mut bytes = [0; 16 << 10];
+        let read = self.read(&mut bytes, until)?;
+        self.buffer.extend_from_slice(&bytes[..read]);
+        Ok(read > 0)
+    }
+
+    fn read(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
         loop {
             self.stream.set_read_timeout(Some(left(until)?))?;
-            match (&mut &*self.stream).read(&mut bytes) {
-                Ok(read) => {
-                    self.buffer.extend_from_slice(&bytes[..read]);
-                    return Ok(read > 0);
-                }
+            match (&mut &*self.stream).read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                read => return read,
             }
         }
     }
@@ -417,10 +421,7 @@ impl Reading<'_> {
         let mut body = Vec::new();
         if let Some(length) = head.length {
             while body.len() < length {
-                if self.rest().is_empty() && !self.more(until)? {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                if !self.take(length, &mut body, taken) {
+                if !self.fill(length, &mut body, taken, until)? {
                     return Ok(Err(MANY));
                 }
             }
@@ -443,10 +444,7 @@ impl Reading<'_> {
             let end = usize::try_from(chunk).ok().and_then(|chunk| chunk.checked_add(body.len()));
             let Some(end) = end.filter(|end| *end <= BODY_MAX) else { return Ok(Err(LONG)) };
             while body.len() < end {
-                if self.rest().is_empty() && !self.more(until)? {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                if !self.take(end, &mut body, taken) {
+                if !self.fill(end, &mut body, taken, until)? {
                     return Ok(Err(MANY));
                 }
             }
@@ -475,15 +473,28 @@ impl Reading<'_> {
         }
     }
 
-    /// Moves what is there into a body, up to its end. Returns whether there is memory for it.
-    fn take(&mut self, end: usize, body: &mut Vec<u8>, taken: &mut Taken<'_>) -> bool {
-        let some = self.rest().len().min(end - body.len());
-        if !taken.take(body.len() + some) {
-            return false;
+    /// Brings more of a body, up to its end: what is there, or what comes next. Returns whether there is memory for it.
+    fn fill(
+        &mut self,
+        end: usize,
+        body: &mut Vec<u8>,
+        taken: &mut Taken<'_>,
+        until: Instant,
+    ) -> io::Result<bool> {
+        let (has, there) = (body.len(), self.rest().len());
+        let some = (end - has).min(if there > 0 { there } else { FREE });
+        if !taken.take(has + some) {
+            return Ok(false);
         }
-        body.extend_from_slice(&self.buffer[self.used..self.used + some]);
-        self.used += some;
-        true
+        if there > 0 {
+            body.extend_from_slice(&self.buffer[self.used..self.used + some]);
+            self.used += some;
+            return Ok(true);
+        }
+        body.resize(has + some, 0);
+        let read = self.read(&mut body[has..], until)?;
+        body.truncate(has + read);
+        if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(true) }
     }
 }
 

@@ -8,11 +8,13 @@
 //! stopped, or its owner's process is dead for sure, another one takes it at once. Where it was not renewed for
 //! [`TERM`], another one takes it over, although the owner may only be slow.
 //!
-//! *A laggard harms nobody.* Who takes over a lease gives each worker another incarnation before it takes events in
-//! (`Store::copy`): other holders, other links, another row of numbers, with the blocks of the last one. What the laggard
+//! *A laggard harms nobody.* Who takes over a lease gives each worker another incarnation before it takes events in: a random
+//! number, which the worker's entry has as its *next* before anything is copied (`Store::copy`), and as its own afterwards. So
+//! each worker has other holders, other links, another row of numbers, with the blocks of the last one. What the laggard
 //! still changes is of the incarnation before, whose holders are hidden, and are not registered again (`Store::check`). Its
 //! number was read before its blocks were copied, so each batch that it may have half done is taken in again, in its
-//! order, behind the copy.
+//! order, behind the copy. What it hides has no worker in the table: no entry has its incarnation, now or as its next, and none
+//! will (`Store::hide_others`). What takes long renews the lease, and ends if it is another one's.
 
 use crate::store::{Store, StoreError};
 use oneread::SwapOutcome;

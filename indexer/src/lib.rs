@@ -22,6 +22,7 @@
 //! | [`lookup`], [`trust`], [`api`] | what is answered, and to whom | how it travels |
 //! | [`http`] | requests and answers as bytes, and their bounds | what is asked |
 
+mod answer;
 pub mod api;
 pub mod chain;
 pub mod counts;

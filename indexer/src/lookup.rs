@@ -3,8 +3,8 @@
 use crate::events::Tier;
 use crate::store::{Store, StoreError};
 use crate::worker::{Holding, PublisherId};
-use oneread_prefix::Digests;
-use std::collections::{BTreeMap, HashMap};
+use oneread_prefix::{Digests, HolderPrefix};
+use std::collections::HashMap;
 
 /// Blocks that a worker has of a prompt, from the first one on without a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,37 +29,72 @@ impl Lengths {
     }
 }
 
+/// A rank of an instance that has the first block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundRank {
+    /// What routers call the worker.
+    pub instance: String,
+    /// Its rank.
+    pub rank: u32,
+    /// What it has of the prompt.
+    pub lengths: Lengths,
+    /// Blocks that it has in all.
+    pub blocks: u64,
+}
+
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Each instance, and each of its ranks, that has the first block.
-    pub of: BTreeMap<String, BTreeMap<u32, Lengths>>,
-    /// Publishers of these.
-    pub ids: Vec<(PublisherId, String, u32)>,
+    /// In the order of instances and ranks.
+    ranks: Vec<FoundRank>,
 }
 
 impl Found {
-    fn add(&mut self, holding: Holding<'_>, lengths: Lengths) {
-        let Holding { id, place, instance } = holding;
-        let ranks = match self.of.get_mut(instance) {
-            Some(ranks) => ranks,
-            None => self.of.entry(instance.to_owned()).or_default(),
-        };
-        let known = ranks.entry(place.rank).or_default();
-        // Where a worker is just taken over, it is there twice.
-        *known = known.longer(lengths);
-        if !self.ids.iter().any(|(known, _, rank)| *known == id && *rank == place.rank) {
-            self.ids.push((id, instance.to_owned(), place.rank));
+    /// Of what each holder has. Where a worker is just taken over, it is there twice.
+    fn of(store: &mut Store, mut all: Vec<(Holding<'_>, Lengths)>) -> Result<Found, StoreError> {
+        all.sort_by(|(a, _), (b, _)| (a.instance, a.place.rank, a.id).cmp(&(b.instance, b.place.rank, b.id)));
+        let mut ids: Vec<PublisherId> = all.iter().map(|(it, _)| it.id).collect();
+        ids.dedup();
+        let blocks = store.blocks(&ids)?;
+        let mut sized = ids.into_iter().zip(blocks).peekable();
+        let mut ranks: Vec<FoundRank> = Vec::with_capacity(all.len());
+        for (holding, lengths) in all {
+            while sized.next_if(|(id, _)| *id != holding.id).is_some() {}
+            let blocks = sized.peek().map_or(0, |(_, blocks)| *blocks);
+            match ranks.last_mut() {
+                Some(last) if last.instance == holding.instance && last.rank == holding.place.rank => {
+                    last.lengths = last.lengths.longer(lengths);
+                    last.blocks = last.blocks.max(blocks);
+                }
+                _ => {
+                    let (instance, rank) = (holding.instance.to_owned(), holding.place.rank);
+                    ranks.push(FoundRank { instance, rank, lengths, blocks });
+                }
+            }
         }
+        Ok(Found { ranks })
     }
 
-    /// How many of them have each block, from the first on.
+    /// The ranks of each instance.
+    pub fn instances(&self) -> impl Iterator<Item = &[FoundRank]> {
+        self.ranks.chunk_by(|one, next| one.instance == next.instance)
+    }
+
+    /// The ranks of an instance that have the first block.
+    pub fn instance(&self, name: &str) -> &[FoundRank] {
+        let from = self.ranks.partition_point(|it| it.instance.as_str() < name);
+        let rest = &self.ranks[from..];
+        &rest[..rest.iter().take_while(|it| it.instance == name).count()]
+    }
+
+    /// How many of them have each block in their devices, from the first on.
     pub fn frequencies(&self) -> Vec<u64> {
-        let lengths =
-            || self.of.values().flat_map(BTreeMap::values).map(|lengths| lengths.of(Tier::Gpu) as usize);
+        let lengths = || self.ranks.iter().map(|it| it.lengths.of(Tier::Gpu) as usize);
         let mut frequencies = vec![0; lengths().max().unwrap_or_default()];
-        for length in lengths() {
-            frequencies[..length].iter_mut().for_each(|count| *count += 1);
+        // Each ends somewhere, and is counted in what is before it.
+        lengths().filter(|length| *length > 0).for_each(|length| frequencies[length - 1] += 1);
+        for block in (1..frequencies.len()).rev() {
+            frequencies[block - 1] += frequencies[block];
         }
         frequencies
     }
@@ -72,18 +107,17 @@ impl Found {
 /// The table's.
 pub fn find(store: &mut Store, keys: &[[u8; 16]], has_tiers: bool) -> Result<Found, StoreError> {
     let digests = Digests::from(keys);
-    let mut found = Found::default();
     if !has_tiers {
         let mut prefixes = Vec::new();
         store.index.match_prefix(&digests, &mut prefixes)?;
-        for prefix in &prefixes {
-            let Some(holding) = Holding::of(prefix.holder.name()) else { continue };
-            let blocks = prefix.blocks as u32;
-            let mut lengths = Lengths { any: blocks, ..Lengths::default() };
-            lengths.tiers[holding.place.tier as usize] = blocks;
-            found.add(holding, lengths);
+        let mut found = Vec::with_capacity(prefixes.len());
+        for HolderPrefix { holder, blocks, .. } in &prefixes {
+            let Some(holding) = Holding::of(holder.name()) else { continue };
+            let mut lengths = Lengths { any: *blocks as u32, ..Lengths::default() };
+            lengths.tiers[holding.place.tier as usize] = lengths.any;
+            found.push((holding, lengths));
         }
-        return Ok(found);
+        return Found::of(store, found);
     }
     let mut lengths: HashMap<(PublisherId, u32), Lengths> = HashMap::new();
     let mut names: HashMap<u64, String> = HashMap::new();
@@ -99,11 +133,13 @@ pub fn find(store: &mut Store, keys: &[[u8; 16]], has_tiers: bool) -> Result<Fou
             names.entry(holder.number()).or_insert_with(|| holder.name().to_owned());
         }
     })?;
+    let mut found = Vec::with_capacity(names.len());
     for name in names.values() {
-        let Some(holding) = Holding::of(name) else { continue };
-        if let Some(lengths) = lengths.get(&(holding.id, holding.place.rank)) {
-            found.add(holding, *lengths);
+        if let Some(holding) = Holding::of(name)
+            && let Some(lengths) = lengths.get(&(holding.id, holding.place.rank))
+        {
+            found.push((holding, *lengths));
         }
     }
-    Ok(found)
+    Found::of(store, found)
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most publishers.
 pub const PUBLISHERS_MAX: usize = 4_096;
@@ -20,6 +20,8 @@ const STACK: usize = 512 << 10;
 const CLEANED: usize = 4_096;
 /// For so long requests of a process that is dead may still be under way to the server.
 const LAST_REQUESTS: Duration = Duration::from_millis(300);
+/// How often the workers are read where nothing says that they have changed.
+const REFRESHED_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a worker is not registered, or not found.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +164,8 @@ impl Registry {
         if self.is_known(&worker)? {
             return Ok(false);
         }
+        // Nothing that is left of an earlier registration is of this one.
+        let worker = Worker { incarnation: rand::random(), ..worker };
         if !stores.with(|store| store.swap_worker(None, Some(&worker)))? {
             // Another indexer has registered it, a moment ago.
             stores.with(|store| self.read(store))?;
@@ -178,8 +182,8 @@ impl Registry {
     fn is_known(&self, worker: &Worker) -> Result<bool, RegisterError> {
         let state = self.lock();
         if let Some(known) = state.workers.get(&worker.identity()) {
-            let Worker { instance, rank, endpoint, incarnation, .. } = &*known.worker;
-            if (Worker { incarnation: *incarnation, ..worker.clone() }) == *known.worker {
+            let Worker { instance, rank, endpoint, incarnation, next, .. } = &*known.worker;
+            if (Worker { incarnation: *incarnation, next: *next, ..worker.clone() }) == *known.worker {
                 return Ok(true);
             }
             let (instance, rank, endpoint) = (instance.clone(), *rank, endpoint.to_string());
@@ -213,21 +217,25 @@ impl Registry {
                 && which.rank.is_none_or(|rank| worker.rank == rank)
         };
         let meant = state.workers.iter().filter(|(_, known)| is_meant(&known.worker));
-        let meant: Vec<(PublisherId, Arc<Worker>, Option<Arc<Control>>)> =
-            meant.map(|(identity, known)| (*identity, known.worker.clone(), known.control.clone())).collect();
+        let meant: Vec<(PublisherId, Arc<Worker>)> =
+            meant.map(|(identity, known)| (*identity, known.worker.clone())).collect();
         drop(state);
         if meant.is_empty() {
             return Err(RegisterError::Unknown);
         }
         let mut gone = Vec::new();
-        for (identity, worker, control) in meant {
-            control.iter().for_each(|control| control.stop());
-            // Once it is not there, no indexer hears it.
+        for (identity, worker) in meant {
+            let id = worker.id();
+            // Once it is not there, no indexer begins to hear it. If it stays, it is heard again.
+            let heard = self.lock().workers.get_mut(&identity).and_then(|known| known.control.take());
+            heard.iter().for_each(|control| control.stop());
             if !stores.with(|store| store.swap_worker(Some(&worker), None))? {
                 return Err(RegisterError::Raced);
             }
-            stores.with(|store| store.hide(worker.id(), |_| true).and_then(|_| store.forget(worker.id())))?;
-            self.lock().workers.remove(&identity);
+            // Who tends the table may have begun to hear it meanwhile.
+            let heard = self.lock().workers.remove(&identity).and_then(|known| known.control);
+            heard.iter().for_each(|control| control.stop());
+            stores.with(|store| store.hide(id, |_| true).and_then(|_| store.forget(id)))?;
             gone.push(worker);
         }
         self.shared.sweep.store(true, Ordering::Relaxed);
@@ -245,18 +253,27 @@ impl Registry {
                 status: known.control.as_ref().map(|control| control.status()),
             })
             .collect();
-        all.sort_by(|a, b| {
-            let key = |it: &Listed| {
-                (
-                    it.worker.model.clone(),
-                    it.worker.tenant.clone(),
-                    it.worker.instance.clone(),
-                    it.worker.rank,
-                )
-            };
-            key(a).cmp(&key(b))
-        });
+        fn key(it: &Listed) -> (&str, &str, &str, u32) {
+            let Worker { model, tenant, instance, rank, .. } = &*it.worker;
+            (model, tenant, instance, *rank)
+        }
+        all.sort_by(|a, b| key(a).cmp(&key(b)));
         all
+    }
+
+    /// The instances of a model and tenant, or one of them, and the ranks of each.
+    pub fn ranks(&self, model: &str, tenant: &str, only: Option<&str>) -> BTreeMap<String, Vec<u32>> {
+        let state = self.lock();
+        let is_of = |worker: &&Arc<Worker>| {
+            worker.model == model
+                && worker.tenant == tenant
+                && only.is_none_or(|only| worker.instance == only)
+        };
+        let mut ranks: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for worker in state.workers.values().map(|known| &known.worker).filter(is_of) {
+            ranks.entry(worker.instance.clone()).or_default().push(worker.rank);
+        }
+        ranks
     }
 
     /// Tokens of a block, of a model and tenant that somebody has registered.
@@ -390,14 +407,16 @@ impl Registry {
         }
         let version = store.version()?;
         let is_known = self.lock().version == version;
-        if !is_known {
+        // Who is killed between a change and its second number may have had the first one seen without the change.
+        if !is_known || tending.refreshed.is_none_or(|at| at.elapsed() >= REFRESHED_EVERY) {
             self.refresh(store)?;
+            tending.refreshed = Some(Instant::now());
         }
         if role == Role::Standby {
             return Ok(());
         }
-        if !tending.begun {
-            self.begin(store, lease, tending)?;
+        if !tending.begun && !self.begin(store, lease, tending)? {
+            return Ok(());
         }
         let mut state = self.lock();
         // Also those that another indexer has registered meanwhile.
@@ -410,21 +429,28 @@ impl Registry {
         self.clean(store, tending)
     }
 
-    /// Begins to take events in, after another one has.
-    fn begin(&self, store: &mut Store, lease: &mut Lease, tending: &mut Tending) -> Result<(), StoreError> {
+    /// Begins to take events in, after another one has. Returns whether the lease is still this one's: what takes long
+    /// renews it.
+    fn begin(&self, store: &mut Store, lease: &mut Lease, tending: &mut Tending) -> Result<bool, StoreError> {
         if tending.is_slow_one_there {
             let workers = store.workers()?;
             for old in &workers {
-                let new = Worker { incarnation: old.incarnation.wrapping_add(1), ..old.clone() };
+                let next = rand::random();
+                let marked = Worker { next: Some(next), ..old.clone() };
+                let new = Worker { incarnation: next, next: None, ..old.clone() };
+                // Another one has taken over, or the worker has gone.
+                if !store.swap_worker(Some(old), Some(&marked))? {
+                    return Ok(false);
+                }
                 if !store.copy(old, &new, self.shared.base)? {
                     store.hide(new.id(), |_| true)?;
                     store.forget(new.id())?;
                 }
-                store.swap_worker(Some(old), Some(&new))?;
+                store.swap_worker(Some(&marked), Some(&new))?;
                 store.hide(old.id(), |_| true)?;
                 store.forget(old.id())?;
                 if lease.step(store)? != Role::Active {
-                    return Ok(());
+                    return Ok(false);
                 }
             }
             tending.is_slow_one_there = false;
@@ -438,12 +464,14 @@ impl Registry {
         // that are just registered have none.
         store.hide_others(&known)?;
         // The bits of a new table are all unknown.
-        let registering = self.registering();
-        store.index.clean(usize::MAX)?;
-        drop(registering);
-        tending.begun = true;
-        tending.sweep = true;
-        Ok(())
+        let _registering = self.registering();
+        while !store.index.clean(CLEANED)?.is_done {
+            if lease.step(store)? != Role::Active {
+                return Ok(false);
+            }
+        }
+        (tending.begun, tending.sweep) = (true, true);
+        Ok(true)
     }
 
     /// A step of what is to be cleaned: bits of holders that are gone, and links of blocks that are.
@@ -475,6 +503,8 @@ impl Registry {
 /// What the thread that tends the table has under way.
 #[derive(Debug, Default)]
 struct Tending {
+    /// When the workers were read last.
+    refreshed: Option<Instant>,
     /// Events are taken in.
     begun: bool,
     /// The one before may go on for a while.

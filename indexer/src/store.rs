@@ -13,7 +13,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 const VERSION: &[u8] = b"#v";
-/// The longest entry of a worker: less than the longest value that each table of holders has.
+/// The longest entry of a worker that is registered: with its next incarnation it is less than the longest value that each
+/// table of holders has.
 const WORKER_BYTES_MAX: usize = 1_200;
 /// Entries that a step of [`Store::sweep`] looks at.
 const SWEEP: usize = 4_096;
@@ -133,15 +134,14 @@ impl Store {
         let key = one.identity().key(b'r');
         let (before, after) = (before.map(Worker::to_bytes), after.map(Worker::to_bytes));
         let given = after.as_ref().map_or(0, Vec::len);
-        if given > WORKER_BYTES_MAX {
+        if before.is_none() && given > WORKER_BYTES_MAX {
             return Err(StoreError::Long { given, max: WORKER_BYTES_MAX });
         }
-        let swapped = self.client.compare_exchange(&key, before.as_deref(), after.as_deref())?;
-        if swapped != SwapOutcome::Swapped {
-            return Ok(false);
-        }
+        // Behind it, so that who has looked between looks again; and before it, as this one may be killed in between.
         self.client.add(VERSION, 1, Some(1))?;
-        Ok(true)
+        let swapped = self.client.compare_exchange(&key, before.as_deref(), after.as_deref())?;
+        self.client.add(VERSION, 1, Some(1))?;
+        Ok(swapped == SwapOutcome::Swapped)
     }
 
     /// Refuses a worker that is not registered any more, or is another incarnation by now.
@@ -195,15 +195,24 @@ impl Store {
         Ok(names.len())
     }
 
-    /// Hides all blocks of workers that are none of these.
+    /// Hides all blocks of workers that the table does not have. `known`: those that it had a while ago.
     ///
     /// # Errors
     /// The table's. It may be repeated.
     pub fn hide_others(&mut self, known: &HashSet<PublisherId>) -> Result<(), StoreError> {
-        for holder in self.index.holders()? {
-            if Holding::of(holder.name()).is_some_and(|it| !known.contains(&it.id)) {
-                self.index.drop_holder(holder.name())?;
-            }
+        let is_of =
+            |name: &str, ids: &HashSet<PublisherId>| Holding::of(name).is_none_or(|it| ids.contains(&it.id));
+        let mut others = self.index.holders()?;
+        others.retain(|holder| !is_of(holder.name(), known));
+        if others.is_empty() {
+            return Ok(());
+        }
+        // A holder is registered behind its worker, as what that is or will be. So one whose worker is not there by now has
+        // none, for ever: no two incarnations have one name. Who has lost the lease, and does not know, harms none of who
+        // has it.
+        let there: HashSet<PublisherId> = self.workers()?.iter().flat_map(Worker::ids).collect();
+        for holder in others.iter().filter(|holder| !is_of(holder.name(), &there)) {
+            self.index.drop_holder(holder.name())?;
         }
         Ok(())
     }

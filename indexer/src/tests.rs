@@ -1,15 +1,19 @@
 //! What tests of several modules have in common, and the whole of an indexer.
 
+use crate::endpoint::Reach;
+use crate::events::Tier;
 use crate::packed::Value as Packed;
 use crate::source::{Source, cleared, removed, stored};
 use crate::store::Store;
+use crate::worker::{Place, Worker as Registered};
 use crate::{Indexer, IndexerConfig};
 use oneread::{Address, Client, Evict, Server, ServerConfig, TableSize};
 use oneread_prefix::{HashScheme, PlacementTable, block_hashes};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 /// A table of holders, with its server.
@@ -682,4 +686,92 @@ fn what_was_evicted_is_not_told_for_ever() {
         wait_for("the batch", || one.counts().unknown.get() == 1 && one.counts().batches.get() == 2);
         assert_eq!((scores(&one, &prompt), one.counts().cleared.get()), (left, u64::from(evicts)));
     }
+}
+
+/// Whoever believes that it takes events in hides no block of a worker that another indexer has registered, or is taking
+/// over.
+#[test]
+fn an_old_look_hides_no_worker() {
+    let (table, nobody) = (Table::new(), HashSet::new());
+    let mut store = table.store();
+    let one = Registered {
+        instance: "1".into(),
+        rank: 0,
+        model: "m".into(),
+        tenant: "default".into(),
+        block_size: NonZeroU32::new(4).unwrap(),
+        lora: String::new(),
+        salt: String::new(),
+        endpoint: "tcp://127.0.0.1:1".parse().unwrap(),
+        replay: None,
+        reach: Reach::Loopback,
+        incarnation: 1,
+        next: None,
+    };
+    let marked = Registered { next: Some(2), ..one.clone() };
+    let new = Registered { incarnation: 2, ..one.clone() };
+    let place = Place { rank: 0, tier: Tier::Gpu };
+    let left = |store: &mut Store| {
+        store.hide_others(&nobody).unwrap();
+        store.index.holders().unwrap().iter().map(|holder| holder.name().to_owned()).collect::<BTreeSet<_>>()
+    };
+    let names = |all: &[&Registered]| all.iter().map(|one| place.holder_name(one)).collect::<BTreeSet<_>>();
+    assert!(store.swap_worker(None, Some(&one)).unwrap());
+    store.index.holder(&place.holder_name(&one)).unwrap();
+    assert_eq!(left(&mut store), names(&[&one]));
+    assert!(store.swap_worker(Some(&one), Some(&marked)).unwrap());
+    store.index.holder(&place.holder_name(&new)).unwrap();
+    assert_eq!(left(&mut store), names(&[&one, &new]));
+    assert!(store.swap_worker(Some(&marked), Some(&new)).unwrap());
+    assert_eq!(left(&mut store), names(&[&new]));
+    assert!(store.swap_worker(Some(&new), None).unwrap());
+    assert_eq!(left(&mut store), names(&[]));
+}
+
+/// The only entry of a kind.
+fn entry(table: &Table, kind: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let (mut client, mut found) = (table.client(), None);
+    let mut scan = client.scan().prefix(kind).values(true);
+    while let Some(batch) = scan.next_batch().unwrap() {
+        for entry in batch {
+            assert!(found.replace((entry.key, entry.value.unwrap())).is_none());
+        }
+    }
+    found.expect("an entry")
+}
+
+/// A worker that could not be unregistered is heard on.
+#[test]
+fn who_stays_is_heard() {
+    let (table, source) = (Table::new(), Source::new(100).unwrap());
+    let indexer = indexer(&table, |config| config);
+    wait_for("it takes events in", || indexer.is_active());
+    register(&indexer, 1, &source);
+    let (mut client, (key, value)) = (table.client(), entry(&table, b"#r"));
+    // As another version might write it: nobody here knows these bytes.
+    client.put(&key, &[&value[..], b" "].concat()).unwrap();
+    let who = json!({ "instance_id": 1, "model_name": "m" });
+    assert_eq!(ask(&indexer, "POST /unregister", &who).0, 503);
+    source.publish(vec![stored(None, &[1], &[1, 2, 3, 4], 4)]);
+    wait_for("a block", || scores(&indexer, &[1, 2, 3, 4]) == expected(&[(1, 4)]));
+}
+
+/// What was left of a registration is nothing of the next one.
+#[test]
+fn a_registration_begins_with_nothing() {
+    let (table, source) = (Table::new(), Source::new(100).unwrap());
+    let indexer = indexer(&table, |config| config);
+    wait_for("it takes events in", || indexer.is_active());
+    register(&indexer, 1, &source);
+    source.publish(vec![stored(None, &[1], &[1, 2, 3, 4], 4)]);
+    wait_for("a block", || scores(&indexer, &[1, 2, 3, 4]) == expected(&[(1, 4)]));
+    let (key, value) = entry(&table, b"#n");
+    assert_eq!(ask(&indexer, "POST /unregister", &json!({ "instance_id": 1, "model_name": "m" })).0, 200);
+    // As if the indexer had been killed before it forgot that.
+    table.client().put(&key, &value).unwrap();
+    register(&indexer, 1, &source);
+    source.publish(vec![stored(None, &[2], &[5, 6, 7, 8], 4)]);
+    wait_for("another block", || scores(&indexer, &[5, 6, 7, 8]) == expected(&[(1, 4)]));
+    // What it told before, it is asked for again.
+    assert_eq!(scores(&indexer, &[1, 2, 3, 4]), expected(&[(1, 4)]));
 }

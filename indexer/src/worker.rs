@@ -112,9 +112,13 @@ pub struct Worker {
     /// Where both may be.
     #[serde(rename = "w")]
     pub reach: Reach,
-    /// Which life of it in the table this is: another one for each indexer that takes over from one that may not be dead.
+    /// Which life of it in the table this is, a random number: another one for each registration, and for each indexer that
+    /// takes over from one that may not be dead.
     #[serde(rename = "n", default)]
     pub incarnation: u32,
+    /// The next life, while what it has is copied.
+    #[serde(rename = "x", default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<u32>,
 }
 
 mod as_text {
@@ -160,11 +164,16 @@ impl Worker {
 
     /// The publisher that it is in the table.
     pub fn id(&self) -> PublisherId {
-        let identity = self.identity();
-        match self.incarnation {
-            0 => identity,
-            incarnation => PublisherId(hash_of(&[&identity.0.to_string(), &incarnation.to_string()])),
-        }
+        self.id_of(self.incarnation)
+    }
+
+    fn id_of(&self, incarnation: u32) -> PublisherId {
+        PublisherId(hash_of(&[&self.identity().0.to_string(), &incarnation.to_string()]))
+    }
+
+    /// The publishers in the table that are its, now or soon.
+    pub fn ids(&self) -> impl Iterator<Item = PublisherId> {
+        [Some(self.incarnation), self.next].into_iter().flatten().map(|incarnation| self.id_of(incarnation))
     }
 
     /// The bytes of its entry.
@@ -361,7 +370,8 @@ mod tests {
             endpoint: "tcp://[::1]:5557".parse().unwrap(),
             replay: Some("tcp://127.0.0.1:5558".parse().unwrap()),
             reach: Reach::Loopback,
-            incarnation: 0,
+            incarnation: u32::MAX,
+            next: Some(u32::MAX),
         }
     }
 
