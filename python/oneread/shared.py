@@ -217,7 +217,7 @@ class SharedDict(MutableMapping[Key, Any]):
         # What other codecs write may begin as what stands before a value.
         self._takes_tags = self._name_codec not in ("raw", "own")
         # A lookup less for each call.
-        self._get, self._put = self._client.get, self._client.put
+        self._get, self._value, self._put = self._client.get, self._client._value, self._client.put
         self._key_max = self._client.key_max
         self._memo: Memo | None = None
         OPEN[id(self)] = self
@@ -374,17 +374,17 @@ class SharedDict(MutableMapping[Key, Any]):
     # One entry.
 
     def __getitem__(self, key: Key) -> Any:
-        try:
-            value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
-        except KeyTooLong:
-            value = self._get_long(key)
-        if value is None:
+        value = self.get(key, MISSING)
+        if value is MISSING:
             raise KeyError(key)
-        return self._loaded(key, value)
+        return value
 
     def get(self, key: Key, default: Any = None) -> Any:
         try:
-            value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
+            if type(key) is str and key:
+                # Most keys are text, and most values are made without a call of Python's.
+                return self._value(key, default, self._name_codec, self._loaded)
+            value = self._get(_keys.encode(key))
         except KeyTooLong:
             value = self._get_long(key)
         return default if value is None else self._loaded(key, value)

@@ -15,8 +15,9 @@
 //!
 //! An int of 64 bits that is all of the value is decimal text: `Client::incr` adds to it.
 
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{
     PyBool, PyBytes, PyBytesMethods, PyDict, PyDictMethods, PyFloat, PyFloatMethods, PyFrozenSet, PyInt,
     PyList, PySet, PyString, PyStringMethods, PyTuple,
@@ -71,6 +72,36 @@ pub(crate) fn plain_loads<'py>(
         }
     }
 }
+
+/// The value that has these bytes, if it is one of those that most are. `None`: it is another one, or none.
+///
+/// # Errors
+/// The program is interrupted.
+pub(crate) fn usual<'py>(
+    raw: &Bound<'py, PyBytes>,
+    codec: &Bound<'py, PyString>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = raw.py();
+    let text = |bytes| str::from_utf8(bytes).ok();
+    Ok(match (codec.to_str()?, raw.as_bytes()) {
+        ("plain" | "pickle", number @ [b'-' | b'0'..=b'9', ..]) => {
+            let number = text(number).and_then(|number| number.parse::<i64>().ok());
+            number.map(|number| number.into_pyobject(py).map(Bound::into_any)).transpose()?
+        }
+        ("plain", [b'S', value @ ..]) => text(value).map(|value| PyString::new(py, value).into_any()),
+        ("plain", [b'B', value @ ..]) => Some(PyBytes::new(py, value).into_any()),
+        ("pickle", [PICKLE, ..]) => match LOADS.import(py, "pickle", "loads")?.call1((raw,)) {
+            Ok(value) => Some(value),
+            Err(error) if error.is_instance_of::<PyException>(py) => None,
+            Err(interrupted) => return Err(interrupted),
+        },
+        _ => None,
+    })
+}
+
+/// The first byte of a pickle.
+const PICKLE: u8 = 0x80;
+static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 fn damaged(why: impl ToString) -> PyErr {
     PyValueError::new_err(format!("no value of the codec 'plain': {}", why.to_string()))

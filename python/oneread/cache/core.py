@@ -71,6 +71,13 @@ class JSONDisk(Disk):
     """Not here: ``codec="plain"`` keeps what JSON does, and more."""
 
 
+class _Stored(NamedTuple):
+    """What an entry has, where that is more than a value, or another one than most are."""
+
+    key: Any
+    raw: bytes
+
+
 class UnknownFileWarning(UserWarning):
     """Never given: there are no files of values."""
 
@@ -160,9 +167,9 @@ class Cache:
                 raise TypeError(f"Cache has no setting {name!r}")
             setattr(self, name, value)
         self._settings = settings
-        name, self._dumps, self._loads = _codecs.codec_of(codec)
+        self._codec_name, self._dumps, self._loads = _codecs.codec_of(codec)
         # The bytes of another's codec may begin as a head does.
-        self._is_marked = name == "own"
+        self._is_marked = self._codec_name == "own"
         self._hits = self._misses = 0
         self._shared: SharedDict | None = None
         self._open()
@@ -433,7 +440,14 @@ class Cache:
         # Its truth would be its length, which the server knows.
         shared = self._open() if self._shared is None else self._shared
         try:
-            stored = shared._get(key.encode() if type(key) is str and key else _keys.encode(key))
+            if type(key) is str and key:
+                # Most entries are no more than their value, which the client makes by itself.
+                found = shared._value(key, ENOVAL, self._codec_name, _Stored)
+                if type(found) is not _Stored:
+                    return found, None
+                stored: bytes | None = found.raw
+            else:
+                stored = shared._get(_keys.encode(key))
         except KeyTooLong:
             entry = self._live(key)
             return (ENOVAL if entry is None else self._value(entry, key)), entry

@@ -6,9 +6,11 @@ use super::Client;
 use crate::calls::made;
 use crate::convert::{Held, bytes_of};
 use crate::error::error_of;
+use crate::plain;
 use crate::sinks::BytesSink;
 use oneread::sink::{LengthSink, SliceOutcome, SliceSink};
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::types::{PyString, PyStringMethods};
 
 #[pyo3::pymethods]
 impl Client {
@@ -29,6 +31,32 @@ impl Client {
         match found {
             Some(value) => Ok(Some(value.into_bytes()?.into_any())),
             None => Ok(default),
+        }
+    }
+
+    /// The value of a text, or `default` if it is absent, for a codec that writes text and bytes as `"plain"` does, or a
+    /// `"pickle"`; both write a number of 64 bits alone as decimal text. All else that an entry has, and what cannot be
+    /// read, is for `otherwise`, which is given the key and the entry.
+    #[pyo3(name = "_value", signature = (key, default, codec, otherwise, /))]
+    fn value<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyString>,
+        default: Bound<'py, PyAny>,
+        codec: &Bound<'py, PyString>,
+        otherwise: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let raw = key.to_str()?.as_bytes();
+        let found = self.look(py, |client| {
+            let mut value = BytesSink::new(py);
+            let is_found = client.get_into(raw, &mut value)?;
+            Ok(is_found.then_some(value))
+        })?;
+        let Some(found) = found else { return Ok(default) };
+        let stored = found.into_bytes()?;
+        match plain::usual(&stored, codec)? {
+            Some(value) => Ok(value),
+            None => otherwise.call1((key, stored)),
         }
     }
 
