@@ -57,8 +57,11 @@ pub(crate) fn plain_loads<'py>(
     raw: &Bound<'py, PyBytes>,
     made: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = raw.py();
-    match raw.as_bytes() {
+    loads(raw.py(), raw.as_bytes(), made)
+}
+
+fn loads<'py>(py: Python<'py>, raw: &[u8], made: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    match raw {
         [b'S', text @ ..] => Ok(PyString::new(py, str::from_utf8(text).map_err(damaged)?).into_any()),
         [b'B', bytes @ ..] => Ok(PyBytes::new(py, bytes).into_any()),
         text @ [b'-' | b'0'..=b'9', ..] => {
@@ -73,7 +76,7 @@ pub(crate) fn plain_loads<'py>(
     }
 }
 
-/// The value that has these bytes, if it is one of those that most are. `None`: it is another one, or none.
+/// The value that a codec has written as these bytes. `None`: they are something else, or have something before them.
 ///
 /// # Errors
 /// The program is interrupted.
@@ -81,27 +84,27 @@ pub(crate) fn usual<'py>(
     raw: &Bound<'py, PyBytes>,
     codec: &Bound<'py, PyString>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = raw.py();
-    let text = |bytes| str::from_utf8(bytes).ok();
-    Ok(match (codec.to_str()?, raw.as_bytes()) {
-        ("plain" | "pickle", number @ [b'-' | b'0'..=b'9', ..]) => {
-            let number = text(number).and_then(|number| number.parse::<i64>().ok());
-            number.map(|number| number.into_pyobject(py).map(Bound::into_any)).transpose()?
-        }
-        ("plain", [b'S', value @ ..]) => text(value).map(|value| PyString::new(py, value).into_any()),
-        ("plain", [b'B', value @ ..]) => Some(PyBytes::new(py, value).into_any()),
-        ("pickle", [PICKLE, ..]) => match LOADS.import(py, "pickle", "loads")?.call1((raw,)) {
-            Ok(value) => Some(value),
-            Err(error) if error.is_instance_of::<PyException>(py) => None,
-            Err(interrupted) => return Err(interrupted),
-        },
-        _ => None,
-    })
+    let (py, bytes) = (raw.py(), raw.as_bytes());
+    let made = |py| MADE.import(py, "oneread._codecs", "_made");
+    let value = match (codec.to_str()?, bytes) {
+        (_, [] | [BEFORE, ..]) => return Ok(None),
+        ("plain", _) | ("pickle", [b'-' | b'0'..=b'9', ..]) => loads(py, bytes, made(py)?),
+        ("pickle", [PICKLE, ..]) => LOADS.import(py, "pickle", "loads")?.call1((raw,)),
+        _ => return Ok(None),
+    };
+    match value {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+        Err(interrupted) => Err(interrupted),
+    }
 }
 
+/// The first byte of what stands before a value, as a tag does (`_entries.py`).
+const BEFORE: u8 = b'E';
 /// The first byte of a pickle.
 const PICKLE: u8 = 0x80;
 static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static MADE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 fn damaged(why: impl ToString) -> PyErr {
     PyValueError::new_err(format!("no value of the codec 'plain': {}", why.to_string()))

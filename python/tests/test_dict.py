@@ -489,6 +489,46 @@ def test_what_cannot_be_read_is_named_and_stays(shm: Path) -> None:
             shared.popitem()
 
 
+class Interrupts:
+    """Its value is read while the program is interrupted."""
+
+    reads = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Interrupts.read, ()
+
+    @staticmethod
+    def read() -> Any:
+        Interrupts.reads += 1
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_get_is_interrupted(shm: Path) -> None:
+    with SharedDict("interrupted", codec="pickle") as shared:
+        shared["a"] = Interrupts()
+        with pytest.raises(KeyboardInterrupt):
+            shared.get("a")
+        assert Interrupts.reads == 1, "it is not read again"
+
+
+@pytest.mark.parametrize("codec", ["plain", "pickle", "msgpack", (str.encode, bytes.decode)])
+def test_a_text_finds_what_was_put(shm: Path, codec: Any) -> None:
+    texts = ["", "S", "E", "Etagged", "7", "-1", "\x80", "x" * 3_000]
+    others = [0, -1, 2**63 - 1, -(2**63), 2**63, 1.5, b"E", b"\x80\x05", True, None, [1, {"a": ["E"]}], {"E": 1}]
+    name = codec if isinstance(codec, str) else "own"
+    with SharedDict("texts", codec=codec) as shared:
+        for value in texts if name == "own" else texts + others if name != "msgpack" else [*texts, *others[:3]]:
+            shared["key"] = value
+            got = shared.get("key")
+            assert got == shared["key"] == shared.get_many(["key"])[0] == value and type(got) is type(value)
+        assert shared.get("absent") is None and shared.get("absent", 7) == 7
+        with pytest.raises(KeyError):
+            shared["absent"]
+        if name != "own":
+            shared.put("tagged", "value", tag="t")
+            assert shared.get("tagged") == "value" and shared.tag("tagged") == "t"
+
+
 def test_a_loop_goes_on_behind_what_cannot_be_read(shm: Path) -> None:
     def all_of(entries: Any) -> tuple[list[Any], list[Any]]:
         shown, unread = [], []

@@ -422,7 +422,22 @@ class Cache:
     ) -> Any:
         """The value, or ``default``; with ``expire_time`` and ``tag`` a tuple with these. With ``read``, bytes come as a
         file."""
-        value, entry = self._looked(key)
+        # Its truth would be its length, which the server knows.
+        shared = self._open() if self._shared is None else self._shared
+        entry = None
+        try:
+            if type(key) is str and key:
+                # Most entries are no more than their value, which the client makes by itself.
+                value = shared._value(key, ENOVAL, self._codec_name, _Stored)
+                if type(value) is _Stored:
+                    value, entry = self._seen(key, value.raw)
+            elif (stored := shared._get(_keys.encode(key))) is None:
+                value = ENOVAL
+            else:
+                value, entry = self._seen(key, stored)
+        except KeyTooLong:
+            entry = self._live(key)
+            value = ENOVAL if entry is None else self._value(entry, key)
         if self.statistics:
             self._hits += value is not ENOVAL
             self._misses += value is ENOVAL
@@ -435,24 +450,8 @@ class Cache:
         ends, tagged = (None, None) if entry is None else (entry.expire, _entries.tag_of(entry.tag))
         return _with(value, (ends, expire_time), (tagged, tag))
 
-    def _looked(self, key: Any) -> tuple[Any, Entry | None]:
-        """The value of a key, or ``ENOVAL``; and its entry, if that is more than the value."""
-        # Its truth would be its length, which the server knows.
-        shared = self._open() if self._shared is None else self._shared
-        try:
-            if type(key) is str and key:
-                # Most entries are no more than their value, which the client makes by itself.
-                found = shared._value(key, ENOVAL, self._codec_name, _Stored)
-                if type(found) is not _Stored:
-                    return found, None
-                stored: bytes | None = found.raw
-            else:
-                stored = shared._get(_keys.encode(key))
-        except KeyTooLong:
-            entry = self._live(key)
-            return (ENOVAL if entry is None else self._value(entry, key)), entry
-        if stored is None:
-            return ENOVAL, None
+    def _seen(self, key: Any, stored: bytes) -> tuple[Any, Entry | None]:
+        """The value that a key has, or ``ENOVAL``; and its entry, if that is more than the value."""
         if stored and stored[0] != _entries.MARK:
             try:
                 return self._loads(stored), None

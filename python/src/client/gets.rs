@@ -34,9 +34,8 @@ impl Client {
         }
     }
 
-    /// The value of a text, or `default` if it is absent, for a codec that writes text and bytes as `"plain"` does, or a
-    /// `"pickle"`; both write a number of 64 bits alone as decimal text. All else that an entry has, and what cannot be
-    /// read, is for `otherwise`, which is given the key and the entry.
+    /// The value of a text, or `default` if it is absent, for the codecs `"plain"` and `"pickle"`. What is not theirs alone,
+    /// what has something before it, and what cannot be read, is for `otherwise`, which is given the key and the entry.
     #[pyo3(name = "_value", signature = (key, default, codec, otherwise, /))]
     fn value<'py>(
         &self,
