@@ -16,6 +16,11 @@ macro_rules! counts {
             fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
                 vec![$(($metric, concat!($($help),*), self.$name.get())),*]
             }
+
+            /// So much more of each.
+            pub fn add_all(&self, more: &Counts) {
+                $(self.$name.add(more.$name.get());)*
+            }
         }
     };
 }
@@ -23,9 +28,11 @@ macro_rules! counts {
 counts! {
     /// Batches of events that were taken in.
     batches => "oneread_kv_batches_total",
-    /// Blocks that workers told they have stored, and had not before.
+    /// Times that batches were written to the table: all that have come, together.
+    runs => "oneread_kv_runs_total",
+    /// Blocks that workers told they have stored, and had not before. What is removed in the same run is left out.
     stored => "oneread_kv_blocks_stored_total",
-    /// Blocks that workers told they have removed, and had.
+    /// Blocks that workers told they have removed, and had. What was stored in the same run is left out.
     removed => "oneread_kv_blocks_removed_total",
     /// Batches that were heard before.
     late => "oneread_kv_batches_late_total",

@@ -17,6 +17,7 @@
 //! | [`numbers`] | which batch is next, what is a gap, when a publisher has begun again | connections |
 //! | [`chain`] | from tokens to hashes | the table |
 //! | [`worker`], [`store`] | what stands in the table | publishers, HTTP |
+//! | [`run`] | what batches leave behind, of blocks and links | in which order it is written |
 //! | [`publisher`], [`listen`] | what becomes of a batch; when one is asked for again | HTTP |
 //! | [`lease`], [`registry`] | who takes events in; who is registered | what they say |
 //! | [`lookup`], [`trust`], [`api`] | what is answered, and to whom | how it travels |
@@ -38,6 +39,7 @@ pub mod numbers;
 pub mod packed;
 pub mod publisher;
 pub mod registry;
+pub mod run;
 #[doc(hidden)]
 pub mod source;
 pub mod store;

@@ -243,7 +243,8 @@ pub fn listen(worker: &Arc<Worker>, shared: &Shared, control: &Control) {
         };
         control.tell(&one);
         let mut listener = Listener { worker, shared, control, publisher: &mut one, has_talked: false };
-        let ended = listener.converse();
+        // What was heard of it is told, also where it ended badly.
+        let ended = listener.converse().and(listener.write());
         if listener.has_talked {
             backoff = BACKOFF;
         }
@@ -296,12 +297,17 @@ impl Listener<'_> {
                 self.resume()?;
             }
             is_sure = true;
-            let Some(frames) = heard else { continue };
-            self.has_talked = true;
-            match batch_of(&frames) {
-                Some((number, payload)) => self.hear(number, payload)?,
-                None => self.shared.counts.garbage.one(),
+            let mut next = heard;
+            while let Some(frames) = next {
+                self.has_talked = true;
+                match batch_of(&frames) {
+                    Some((number, payload)) => self.hear(number, payload)?,
+                    None => self.shared.counts.garbage.one(),
+                }
+                // Those that have come meanwhile are one run.
+                next = socket.receive_now()?;
             }
+            self.write()?;
         }
     }
 
@@ -368,10 +374,18 @@ impl Listener<'_> {
         self.change(|publisher, store| publisher.restarted(store))
     }
 
+    /// Takes a batch into the run. That is written when nothing more has come, or when it is large enough.
     fn take(&mut self, number: u64, payload: &[u8]) -> Result<(), ListenError> {
-        self.change(|publisher, store| publisher.take(store, number, payload))?;
-        self.control.tell(self.publisher);
-        Ok(())
+        self.publisher.hear(number, payload);
+        if self.publisher.is_full() { self.write() } else { Ok(()) }
+    }
+
+    /// Writes what was heard.
+    fn write(&mut self) -> Result<(), ListenError> {
+        if !self.publisher.has_heard() {
+            return Ok(());
+        }
+        self.change(|publisher, store| publisher.write(store))
     }
 
     /// A change of the table, again until it is made.
@@ -443,6 +457,12 @@ impl Listener<'_> {
 
     /// Takes in what the publisher sends again, from the last known batch on, or all.
     fn replay(&mut self, last: Option<(u64, u64)>) -> Result<Replayed, ListenError> {
+        let replayed = self.hear_again(last);
+        self.write()?;
+        replayed
+    }
+
+    fn hear_again(&mut self, last: Option<(u64, u64)>) -> Result<Replayed, ListenError> {
         let Some(endpoint) = &self.worker.replay else { return Ok(Replayed::Failed) };
         let failed = |error: &dyn std::fmt::Display| {
             tracing::warn!(worker = %self.worker.instance, %endpoint, "batches cannot be asked for again: {error}");
@@ -463,8 +483,14 @@ impl Listener<'_> {
             if self.control.is_stopped() {
                 return Err(ListenError::Stopped);
             }
-            let begun = Instant::now();
-            let frames = match socket.receive(REPLAY) {
+            let mut next = socket.receive_now();
+            let mut begun = Instant::now();
+            if matches!(next, Ok(None)) {
+                self.write()?;
+                begun = Instant::now();
+                next = socket.receive(REPLAY);
+            }
+            let frames = match next {
                 Ok(Some(frames)) => frames,
                 Ok(None) if begun.elapsed() < REPLAY => continue,
                 Ok(None) => return Ok(failed(&"the publisher lets wait for too long")),

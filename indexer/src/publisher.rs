@@ -1,48 +1,47 @@
 //! What a publisher tells, taken into the table.
 //!
-//! A batch is taken in as a whole, and its number is written behind its blocks. Who is killed in between takes the batch
-//! in again: each step may be repeated, and the last word on each block is the same.
+//! Batches that have come are taken in together: a run ([`crate::run`]). What it leaves behind is written in this order, and
+//! its number behind its blocks. Who is killed in between takes the run's batches in again, together or not: each step may be
+//! repeated, and the last word on each block is the same.
 //!
-//! | step | order | so |
-//! |---|---|---|
-//! | blocks are stored | the block, then its link | a link without a block is nobody's ([`Store::sweep`]) |
-//! | blocks are removed | the block, then its link | a block that is there can be removed |
-//! | the table has no room | the block is taken back, and has no link | no block is there that nobody could remove |
-//! | a batch ends | its number | what it did is done, or done again |
+//! | step | so |
+//! |---|---|
+//! | 1. places that are cleared are hidden | nothing is told of what was before |
+//! | 2. blocks that are there | a link without a block is nobody's ([`Store::sweep`]) |
+//! | 3. their links. A block whose link finds no room is taken back | no block is there that nobody could remove |
+//! | 4. blocks that are gone | |
+//! | 5. the number of the last batch | what it did is done, or done again |
+//! | 6. links of blocks that are gone | a block that is there can be removed, also by a run that is taken in again |
 
-use crate::chain::{self, Link};
 use crate::counts::Counts;
-use crate::events::{self, Batch, Content, EngineHash, Event, Stored, Tier};
+use crate::events::{self, Tier};
 use crate::numbers::{Known, Numbers, digest};
-use crate::store::{Store, StoreError, is_full};
-use crate::worker::{LinkEntry, Place, Progress, PublisherId, RANK_MAX, Worker, link_key};
-use oneread_prefix::{Digests, Holder, PrefixError};
-use std::collections::{BTreeMap, VecDeque};
+use crate::run::{Orphan, Run, Scope, Told, Word, first_run, fold};
+use crate::store::{Store, StoreError, is_full, is_gone};
+use crate::worker::{LinkEntry, Meaning, Name, Place, Progress, PublisherId, Worker, link_key};
+use oneread_prefix::{Holder, PrefixError};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Events that wait for their parents, of one publisher.
-const ORPHANS_MAX: usize = 256;
-/// Tokens of all of them.
-const ORPHAN_TOKENS_MAX: usize = 1 << 20;
-
-/// Blocks whose parent is not known.
-#[derive(Clone, Debug)]
-struct Orphan {
-    number: u64,
-    place: Place,
-    stored: Stored,
-    /// Which of them were removed meanwhile.
-    gone: Vec<bool>,
-}
+/// Most batches of a run. Their numbers are known, and as many before them ([`Numbers::recent`]).
+const RUN_BATCHES: usize = 128;
+/// Blocks that a run names, about: it is then written in some milliseconds, for which queries are not told of it.
+const RUN_BLOCKS: usize = 4_096;
+/// Bytes of messages that a run is read from, about.
+const RUN_BYTES: usize = 1 << 20;
 
 /// A publisher, and what is known of it beside the table.
 #[derive(Debug)]
 pub struct Publisher {
     worker: Arc<Worker>,
     id: PublisherId,
+    /// Its number has an entry, so it always finds room.
+    has_number: bool,
+    /// What that said at first.
+    written: Progress,
     base: u64,
     blocks: u64,
-    /// Numbers of its batches.
+    /// Numbers of its batches, also of those that are not written yet.
     pub numbers: Numbers,
     holders: BTreeMap<Place, Holder>,
     orphans: VecDeque<Orphan>,
@@ -50,6 +49,12 @@ pub struct Publisher {
     registering: Arc<Mutex<()>>,
     /// Of the next links: no two writes of one have the same.
     stamp: u32,
+    /// What was heard, and is not written.
+    told: Vec<Told>,
+    told_blocks: usize,
+    told_bytes: usize,
+    /// The first batches of these, folded. It is written again after an error.
+    run: Option<Run>,
     /// A sweep would find something.
     pub leaves_links: bool,
     /// It has blocks elsewhere than in its device.
@@ -69,22 +74,27 @@ impl Publisher {
         registering: Arc<Mutex<()>>,
     ) -> Result<Publisher, StoreError> {
         let id = worker.id();
-        let Progress { last, blocks } = store.progress(id)?;
-        let (holders, orphans) = (BTreeMap::new(), VecDeque::new());
-        let numbers = Numbers::after(last);
-        let (stamp, leaves_links) = (rand::random(), false);
+        let found = store.progress(id)?;
+        let written = found.unwrap_or_default();
+        let Progress { last, blocks } = written;
         Ok(Publisher {
             worker,
             id,
+            has_number: found.is_some(),
+            written,
             base,
             blocks,
-            numbers,
-            holders,
-            orphans,
+            numbers: Numbers::after(last),
+            holders: store.holders_of(id)?,
+            orphans: VecDeque::new(),
             counts,
             registering,
-            stamp,
-            leaves_links,
+            stamp: rand::random(),
+            told: Vec::new(),
+            told_blocks: 0,
+            told_bytes: 0,
+            run: None,
+            leaves_links: false,
             has_tiers: false,
         })
     }
@@ -94,99 +104,233 @@ impl Publisher {
         self.blocks
     }
 
-    /// Takes a batch in. After an error it may be taken in again.
+    /// The last batch that was heard.
+    pub fn last(&self) -> Option<Known> {
+        self.numbers.last()
+    }
+
+    /// Takes the next batch. It is not in the table before [`Publisher::write`].
+    pub fn hear(&mut self, number: u64, payload: &[u8]) {
+        let told = Told { known: (number, digest(payload)), batch: events::read(payload).ok() };
+        self.numbers.took(number, told.known.1);
+        self.told_blocks += told.blocks();
+        self.told_bytes += payload.len();
+        self.told.push(told);
+    }
+
+    /// Whether something was heard that is not written.
+    pub fn has_heard(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    /// Whether what was heard is to be written before more is heard.
+    pub fn is_full(&self) -> bool {
+        self.told.len() >= RUN_BATCHES || self.told_blocks >= RUN_BLOCKS || self.told_bytes >= RUN_BYTES
+    }
+
+    /// Writes all that was heard. After an error it goes on where it was.
     ///
     /// # Errors
     /// The table's.
-    pub fn take(&mut self, store: &mut Store, number: u64, payload: &[u8]) -> Result<(), StoreError> {
-        match events::read(payload) {
-            Ok(batch) => self.take_events(store, number, batch)?,
-            Err(_) => {
-                self.counts.garbage.one();
-                tracing::warn!(worker = %self.worker.instance, number, "a message is no batch of events; the worker is cleared");
-                self.clear(store)?;
+    pub fn write(&mut self, store: &mut Store) -> Result<(), StoreError> {
+        while !self.told.is_empty() {
+            let mut run = match self.run.take() {
+                Some(run) => run,
+                None => {
+                    let batches = &self.told[..first_run(&self.told, &self.worker)];
+                    fold(batches, &self.orphans, (&self.worker, self.base), &self.holders, store)?
+                }
+            };
+            if let Err(error) = self.write_run(store, &mut run) {
+                self.run = Some(run);
+                return Err(error);
             }
+            self.told.drain(..run.batches);
+            self.counts.add_all(&run.counts);
+            self.counts.runs.one();
+            self.orphans = run.orphans;
         }
-        self.numbers.took(number, digest(payload));
-        self.write(store)?;
-        self.counts.batches.one();
+        (self.told, self.told_blocks, self.told_bytes) = (Vec::new(), 0, 0);
         Ok(())
     }
 
-    fn take_events(&mut self, store: &mut Store, number: u64, batch: Batch) -> Result<(), StoreError> {
-        let rank = batch.rank.unwrap_or(self.worker.rank).min(RANK_MAX);
-        for event in batch.events {
-            match event {
-                Event::Stored(stored) => {
-                    let place = Place { rank, tier: stored.tier };
-                    self.store_blocks(store, number, place, stored)?;
+    fn write_run(&mut self, store: &mut Store, run: &mut Run) -> Result<(), StoreError> {
+        if !self.has_number {
+            store.put_progress(self.id, self.written)?;
+            self.has_number = true;
+        }
+        while let Some(scope) = run.clears.last() {
+            self.hide(store, *scope)?;
+            run.clears.pop();
+        }
+        self.add_blocks(store, run)?;
+        self.put_links(store, run)?;
+        self.remove_blocks(store, run)?;
+        self.put_progress(store, &run.orphans, run.last)?;
+        let gone = run.links.iter().filter(|(_, meaning)| meaning.is_none());
+        let gone: Vec<[u8; 15]> = gone.map(|(name, _)| link_key(self.id, *name)).collect();
+        store.remove_links(&gone)
+    }
+
+    fn add_blocks(&mut self, store: &mut Store, run: &mut Run) -> Result<(), StoreError> {
+        for (place, words) in &mut run.blocks {
+            let stored = words.iter().filter(|(_, word)| **word == Word::Stored);
+            let keys: Vec<[u8; 16]> = stored.map(|(key, _)| *key).collect();
+            if keys.is_empty() {
+                continue;
+            }
+            let added = self.with_holder(store, *place, |store, holder| store.add_blocks(holder, &keys));
+            let (without, why) = match added {
+                Ok(added) => {
+                    self.counts.stored.add(added.changed as u64);
+                    self.blocks += added.changed as u64;
+                    let without: HashSet<[u8; 16]> =
+                        added.refused.iter().map(|(nth, _)| keys[*nth]).collect();
+                    (
+                        without,
+                        added.refused.into_iter().next().map(|(_, why)| PrefixError::Refused(why).into()),
+                    )
                 }
-                Event::Removed { hashes, tier, group } => {
-                    self.remove_blocks(store, Place { rank, tier }, group, &hashes)?;
-                }
-                Event::Cleared(tier) => {
-                    self.hide(store, |place| {
-                        place.rank == rank && tier.is_none_or(|tier| place.tier == tier)
-                    })?;
-                }
-                Event::Ignored(why) => {
-                    tracing::debug!(worker = %self.worker.instance, number, ?why, "an event is ignored");
-                    self.counts.ignored.one();
-                }
-                Event::Unreadable => {
-                    self.counts.garbage.one();
-                    tracing::warn!(worker = %self.worker.instance, number, "an event that may have removed blocks cannot be read; the worker is cleared");
-                    self.clear(store)?;
-                }
+                Err(error) if is_full(&error) => (keys.into_iter().collect(), Some(error)),
+                Err(error) => return Err(error),
+            };
+            if let Some(why) = why {
+                self.refused(without.len(), &why);
+                words.retain(|key, _| !without.contains(key));
+                self.without(&mut run.links, *place, &without);
             }
         }
         Ok(())
+    }
+
+    /// Writes links. Where the table has no room for some, half of their blocks are taken back, which makes room for others.
+    fn put_links(&mut self, store: &mut Store, run: &mut Run) -> Result<(), StoreError> {
+        self.stamp = self.stamp.wrapping_add(1);
+        let (id, stamp) = (self.id, self.stamp);
+        let there = run.links.iter().filter_map(|(name, meaning)| Some((*name, (*meaning)?)));
+        let mut there: Vec<(Name, Meaning)> = there.collect();
+        while !there.is_empty() {
+            let entry = |(name, meaning): &(Name, Meaning)| {
+                let entry = LinkEntry { meaning: *meaning, id, place: name.place, stamp };
+                (link_key(id, *name), entry.to_bytes())
+            };
+            let pairs: Vec<([u8; 15], [u8; 32])> = there.iter().map(entry).collect();
+            let (mut without, mut last) = (Vec::new(), None);
+            for (one, put) in there.into_iter().zip(store.put_links(&pairs)?) {
+                if let Err(why) = put {
+                    without.push(one);
+                    last = Some(why);
+                }
+            }
+            there = without.split_off(without.len().div_ceil(2));
+            if let Some(why) = last {
+                self.take_back(store, run, without, &PrefixError::Refused(why).into())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes blocks back whose links have no room: they could not be removed.
+    fn take_back(
+        &mut self,
+        store: &mut Store,
+        run: &mut Run,
+        blocks: Vec<(Name, Meaning)>,
+        why: &StoreError,
+    ) -> Result<(), StoreError> {
+        let mut of: BTreeMap<Place, HashSet<[u8; 16]>> = BTreeMap::new();
+        for (name, meaning) in blocks {
+            of.entry(name.place).or_default().insert(meaning.block_key(self.worker.partition(), self.base));
+        }
+        for (place, keys) in of {
+            self.refused(keys.len(), why);
+            self.without(&mut run.links, place, &keys);
+            run.blocks.entry(place).or_default().extend(keys.into_iter().map(|key| (key, Word::Removed)));
+        }
+        self.remove_blocks(store, run)
+    }
+
+    fn remove_blocks(&mut self, store: &mut Store, run: &mut Run) -> Result<(), StoreError> {
+        for (place, words) in &mut run.blocks {
+            let removed = words.iter().filter(|(_, word)| **word == Word::Removed);
+            let keys: Vec<[u8; 16]> = removed.map(|(key, _)| *key).collect();
+            // Who has no holder there has no blocks.
+            let Some(holder) = self.holders.get(place).filter(|_| !keys.is_empty()).cloned() else {
+                continue;
+            };
+            match store.remove_blocks(&holder, &keys) {
+                Ok(removed) => {
+                    self.counts.removed.add(removed as u64);
+                    self.blocks = self.blocks.saturating_sub(removed as u64);
+                }
+                Err(error) if is_gone(&error) => {
+                    store.check(&self.worker)?;
+                    self.holders.remove(place);
+                }
+                Err(error) => return Err(error),
+            }
+            words.retain(|_, word| *word == Word::Stored);
+        }
+        Ok(())
+    }
+
+    /// Tells of blocks that the table has no room for.
+    fn refused(&self, blocks: usize, why: &StoreError) {
+        self.counts.refused.add(blocks as u64);
+        tracing::warn!(worker = %self.worker.instance, blocks, "blocks are not indexed: {why}");
+    }
+
+    /// Takes the links of blocks out of a run.
+    fn without(&self, links: &mut HashMap<Name, Option<Meaning>>, place: Place, blocks: &HashSet<[u8; 16]>) {
+        let partition = self.worker.partition();
+        links.retain(|name, meaning| {
+            let key = meaning.filter(|_| name.place == place).map(|it| it.block_key(partition, self.base));
+            key.is_none_or(|key| !blocks.contains(&key))
+        });
     }
 
     /// Writes how far batches were taken in. Those with blocks that wait for their parents are to come again.
-    fn write(&self, store: &mut Store) -> Result<(), StoreError> {
-        let waits = self.orphans.iter().map(|orphan| orphan.number).min();
+    fn put_progress(
+        &self,
+        store: &mut Store,
+        orphans: &VecDeque<Orphan>,
+        last: Option<Known>,
+    ) -> Result<(), StoreError> {
+        let waits = orphans.iter().map(|orphan| orphan.number).min();
         let before = waits.and_then(|number| self.numbers.recent(number.checked_sub(1)?));
         let last = match (&self.worker.replay, before) {
             (Some(_), Some(before)) => Some(before),
-            (Some(_), None) | (None, _) => self.numbers.last(),
+            (Some(_), None) | (None, _) => last,
         };
         store.put_progress(self.id, Progress { last, blocks: self.blocks })
     }
 
-    /// The worker has nothing that is known: what it has was lost, or is not to be told any more.
-    ///
-    /// # Errors
-    /// The table's. It may be repeated.
-    pub fn clear(&mut self, store: &mut Store) -> Result<(), StoreError> {
-        if self.hide(store, |_| true)? > 0 {
-            self.counts.cleared.one();
-        }
-        Ok(())
-    }
-
     /// The publisher has begun again, or somebody else goes on where it was: it has nothing, and its next batch may have any
-    /// number.
+    /// number. What was heard before is written first.
     ///
     /// # Errors
     /// The table's. It may be repeated.
     pub fn restarted(&mut self, store: &mut Store) -> Result<(), StoreError> {
-        self.clear(store)?;
+        self.write(store)?;
+        self.orphans.clear();
+        self.hide(store, Scope::Unknown)?;
         self.numbers.restarted();
-        self.write(store)
+        self.put_progress(store, &VecDeque::new(), None)
     }
 
-    fn hide(&mut self, store: &mut Store, of: impl Fn(Place) -> bool) -> Result<usize, StoreError> {
-        self.orphans.retain(|orphan| !of(orphan.place));
-        let hidden = store.hide(self.id, &of)?;
-        self.holders.retain(|place, _| !of(*place));
+    fn hide(&mut self, store: &mut Store, scope: Scope) -> Result<(), StoreError> {
+        let hidden = store.hide(self.id, |place| scope.has(place))?;
+        self.holders.retain(|place, _| !scope.has(*place));
         if hidden > 0 {
             self.leaves_links = true;
+            if scope == Scope::Unknown {
+                self.counts.cleared.one();
+            }
         }
         if self.holders.is_empty() {
             self.blocks = 0;
         }
-        Ok(hidden)
+        Ok(())
     }
 
     fn holder(&mut self, store: &mut Store, place: Place) -> Result<Holder, StoreError> {
@@ -208,209 +352,16 @@ impl Publisher {
         &mut self,
         store: &mut Store,
         place: Place,
-        mut act: impl FnMut(&mut Store, &Holder) -> Result<R, PrefixError>,
+        mut act: impl FnMut(&mut Store, &Holder) -> Result<R, StoreError>,
     ) -> Result<R, StoreError> {
         let holder = self.holder(store, place)?;
         match act(store, &holder) {
-            Err(PrefixError::HolderGone { .. }) => {
+            Err(error) if is_gone(&error) => {
                 self.holders.remove(&place);
                 let holder = self.holder(store, place)?;
-                Ok(act(store, &holder)?)
+                act(store, &holder)
             }
-            done => Ok(done?),
+            done => done,
         }
-    }
-
-    /// Takes blocks in, and those that have waited for them.
-    fn store_blocks(
-        &mut self,
-        store: &mut Store,
-        number: u64,
-        place: Place,
-        stored: Stored,
-    ) -> Result<(), StoreError> {
-        let gone = vec![false; stored.hashes.len()];
-        let mut next = vec![Orphan { number, place, stored, gone }];
-        while let Some(one) = next.pop() {
-            let hashes = one.stored.hashes.clone();
-            if !self.store_some(store, one)? {
-                continue;
-            }
-            let follows = |orphan: &Orphan| {
-                orphan.place.rank == place.rank
-                    && orphan.stored.parent.is_some_and(|parent| hashes.contains(&parent))
-            };
-            let (ready, waiting): (VecDeque<Orphan>, _) = self.orphans.drain(..).partition(follows);
-            self.orphans = waiting;
-            next.extend(ready);
-        }
-        Ok(())
-    }
-
-    /// Takes blocks in, if their parent is known. Returns whether others may go on from them.
-    fn store_some(&mut self, store: &mut Store, one: Orphan) -> Result<bool, StoreError> {
-        let Orphan { number, place, stored, gone } = &one;
-        let (number, place) = (*number, *place);
-        if stored.block_size.is_some_and(|size| size != self.worker.block_size.get()) {
-            self.counts.wrong_block_size.one();
-            tracing::warn!(worker = %self.worker.instance, given = ?stored.block_size, registered = %self.worker.block_size, "an event has blocks of another size; register the worker with the engine's");
-            return Ok(false);
-        }
-        let named = |event: &Option<String>, own: &str| event.as_deref().unwrap_or(own).to_owned();
-        let (lora, salt) = (named(&stored.lora, &self.worker.lora), named(&stored.salt, &self.worker.salt));
-        let seed = chain::seed_of(self.base, &lora, &salt);
-        let parent = match (&stored.content, stored.parent) {
-            (Content::Rolling(_), _) | (Content::Tokens(_), None) => None,
-            (Content::Tokens(_), Some(parent)) => match store.parent(self.id, place, stored.group, parent)? {
-                Some(link) => Some(link),
-                None => {
-                    self.waits(one);
-                    return Ok(false);
-                }
-            },
-        };
-        let Some(links) = chain::of_stored(stored, parent, self.worker.block_size, self.base, seed) else {
-            self.counts.ignored.one();
-            tracing::warn!(worker = %self.worker.instance, number, "an event's tokens are not those of its blocks; it is ignored");
-            return Ok(false);
-        };
-        let is_rolling = matches!(stored.content, Content::Rolling(_));
-        let some: Vec<(EngineHash, Link)> = stored
-            .hashes
-            .iter()
-            .zip(&links)
-            .zip(gone)
-            .filter(|(_, gone)| !**gone)
-            .map(|((hash, link), _)| (*hash, *link))
-            .collect();
-        self.add(store, place, stored.group, is_rolling, &some)
-    }
-
-    /// Adds blocks, then their links. Returns whether there was room.
-    fn add(
-        &mut self,
-        store: &mut Store,
-        place: Place,
-        group: u32,
-        is_rolling: bool,
-        some: &[(EngineHash, Link)],
-    ) -> Result<bool, StoreError> {
-        let (id, partition, base) = (self.id, self.worker.partition(), self.base);
-        self.stamp = self.stamp.wrapping_add(1);
-        let stamp = self.stamp;
-        let entry = |link: Link| LinkEntry { link, id, place, is_rolling, stamp };
-        let keys: Vec<[u8; 16]> =
-            some.iter().map(|(_, link)| entry(*link).block_key(partition, base)).collect();
-        let digests = Digests::from(&keys[..]);
-        let added = match self.with_holder(store, place, |store, holder| store.index.add(holder, &digests, 0))
-        {
-            Err(error) if is_full(&error) => {
-                self.refused(store, place, &keys, &error)?;
-                return Ok(false);
-            }
-            added => added?,
-        };
-        self.count_stored(added);
-        let pairs: Vec<([u8; 15], [u8; 32])> = some
-            .iter()
-            .map(|(hash, link)| (link_key(id, place, group, *hash), entry(*link).to_bytes()))
-            .collect();
-        let mut without = Vec::new();
-        let mut why = None;
-        for (key, put) in keys.iter().zip(store.client.put_many(&pairs)?) {
-            if let Err(error) = put {
-                without.push(*key);
-                why = Some(error);
-            }
-        }
-        let Some(why) = why else { return Ok(true) };
-        self.refused(store, place, &without, &PrefixError::Refused(why).into())?;
-        Ok(false)
-    }
-
-    /// Takes blocks back for which there is no room: they could not be removed.
-    fn refused(
-        &mut self,
-        store: &mut Store,
-        place: Place,
-        keys: &[[u8; 16]],
-        why: &StoreError,
-    ) -> Result<(), StoreError> {
-        self.counts.refused.add(keys.len() as u64);
-        tracing::warn!(worker = %self.worker.instance, blocks = keys.len(), "blocks are not indexed: {why}");
-        if let StoreError::Index(error) = why
-            && let PrefixError::Holders { .. } = **error
-        {
-            return Ok(());
-        }
-        let digests = Digests::from(keys);
-        let taken =
-            self.with_holder(store, place, |store, holder| store.index.remove(holder, &digests, 0))?;
-        self.blocks = self.blocks.saturating_sub(taken as u64);
-        Ok(())
-    }
-
-    fn count_stored(&mut self, added: usize) {
-        self.counts.stored.add(added as u64);
-        self.blocks += added as u64;
-    }
-
-    /// Keeps blocks until their parent comes. The oldest go where there are too many.
-    fn waits(&mut self, orphan: Orphan) {
-        let tokens = |orphan: &Orphan| match &orphan.stored.content {
-            Content::Tokens(tokens) => tokens.len(),
-            Content::Rolling(hashes) => hashes.len(),
-        };
-        self.orphans.push_back(orphan);
-        while self.orphans.len() > ORPHANS_MAX
-            || self.orphans.iter().map(tokens).sum::<usize>() > ORPHAN_TOKENS_MAX
-        {
-            self.orphans.pop_front();
-            self.counts.orphans.one();
-        }
-    }
-
-    fn remove_blocks(
-        &mut self,
-        store: &mut Store,
-        place: Place,
-        group: u32,
-        hashes: &[EngineHash],
-    ) -> Result<(), StoreError> {
-        for orphan in self.orphans.iter_mut().filter(|it| it.place == place && it.stored.group == group) {
-            for (hash, gone) in orphan.stored.hashes.iter().zip(&mut orphan.gone) {
-                *gone |= hashes.contains(hash);
-            }
-        }
-        self.orphans.retain(|orphan| orphan.gone.iter().any(|gone| !gone));
-        let found = store.links(self.id, place, group, hashes)?;
-        let known: Vec<(EngineHash, LinkEntry)> =
-            hashes.iter().zip(found).filter_map(|(hash, found)| Some((*hash, found?))).collect();
-        let unknown = hashes.len() - known.len();
-        self.counts.unknown.add(unknown as u64);
-        if !known.is_empty() {
-            let partition = self.worker.partition();
-            let keys: Vec<[u8; 16]> =
-                known.iter().map(|(_, entry)| entry.block_key(partition, self.base)).collect();
-            let digests = Digests::from(&keys[..]);
-            let removed =
-                self.with_holder(store, place, |store, holder| store.index.remove(holder, &digests, 0))?;
-            self.counts.removed.add(removed as u64);
-            self.blocks = self.blocks.saturating_sub(removed as u64);
-            let links: Vec<[u8; 15]> =
-                known.iter().map(|(hash, _)| link_key(self.id, place, group, *hash)).collect();
-            store.client.remove_many(&links)?;
-        }
-        // Its link may have made room for another entry, while the block is there.
-        if unknown > 0 && group == 0 && store.evicts() {
-            tracing::warn!(worker = %self.worker.instance, unknown, "removed blocks are not known, and the table evicts; the worker is cleared");
-            self.clear(store)?;
-        }
-        Ok(())
-    }
-
-    /// The last batch that was taken in.
-    pub fn last(&self) -> Option<Known> {
-        self.numbers.last()
     }
 }

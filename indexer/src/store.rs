@@ -1,13 +1,13 @@
 //! The table: what is read and changed of it, for publishers and for queries.
 
-use crate::chain::Link;
-use crate::events::{EngineHash, Tier};
+use crate::events::Tier;
 use crate::worker::{
-    Holding, LINK, LinkEntry, Partition, Place, Progress, PublisherId, Worker, link_key, moved_link,
+    Holding, LINK, LinkEntry, Meaning, Name, Partition, Place, Progress, PublisherId, Worker, link_key,
+    moved_link,
 };
-use oneread::error::{FeedError, GetError, MutateError};
-use oneread::{Client, ScanCursor, SwapOutcome};
-use oneread_prefix::{Digests, Holder, KEY_BYTES, PlacementIndex, PrefixError};
+use oneread::error::{FeedError, GetError, MutateError, PutError};
+use oneread::{Client, PutOutcome, ScanCursor, SwapOutcome};
+use oneread_prefix::{Added, Digests, Holder, KEY_BYTES, PlacementIndex, PrefixError};
 use serde_json::{Value, json};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -78,6 +78,20 @@ pub fn is_full(error: &StoreError) -> bool {
     }
 }
 
+/// Whether a holder is not there any more.
+pub fn is_gone(error: &StoreError) -> bool {
+    matches!(error, StoreError::Index(error) if matches!(**error, PrefixError::HolderGone { .. }))
+}
+
+/// What the table says of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What it means.
+    pub meaning: Meaning,
+    /// Whether the worker has that block there.
+    pub is_had: bool,
+}
+
 /// A handle on the table. One thread uses it at a time; a clone is another one.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -85,6 +99,9 @@ pub struct Store {
     pub client: Client,
     /// Blocks and holders.
     pub index: PlacementIndex,
+    /// Of tests: changes that were made.
+    #[cfg(test)]
+    pub steps: crate::tests::Steps,
 }
 
 impl Store {
@@ -97,7 +114,12 @@ impl Store {
         if index.is_grouped() {
             return Err(PrefixError::Grouped.into());
         }
-        Ok(Store { client, index })
+        Ok(Store {
+            client,
+            index,
+            #[cfg(test)]
+            steps: crate::tests::Steps::default(),
+        })
     }
 
     /// Whether entries of the table make room for others, or have.
@@ -163,13 +185,13 @@ impl Store {
         Ok(self.client.get(VERSION)?.unwrap_or_default())
     }
 
-    /// How far a publisher's batches have been taken in.
+    /// How far a publisher's batches have been taken in, if any were.
     ///
     /// # Errors
     /// The table's.
-    pub fn progress(&mut self, id: PublisherId) -> Result<Progress, StoreError> {
+    pub fn progress(&mut self, id: PublisherId) -> Result<Option<Progress>, StoreError> {
         let found = self.client.get(&id.key(b'n'))?;
-        Ok(found.as_deref().and_then(Progress::from_bytes).unwrap_or_default())
+        Ok(found.as_deref().and_then(Progress::from_bytes))
     }
 
     /// Writes how far a publisher's batches have been taken in.
@@ -177,8 +199,11 @@ impl Store {
     /// # Errors
     /// The table's.
     pub fn put_progress(&mut self, id: PublisherId, progress: Progress) -> Result<(), StoreError> {
-        self.client.put(&id.key(b'n'), &progress.to_bytes())?;
-        Ok(())
+        let (some, failed) = self.step(1);
+        if some == 1 {
+            self.client.put(&id.key(b'n'), &progress.to_bytes())?;
+        }
+        failed
     }
 
     /// Hides all blocks of a worker, in the places that `of` names. Returns how many places it had.
@@ -189,10 +214,23 @@ impl Store {
         let is_of = |name: &str| Holding::of(name).is_some_and(|it| it.id == id && of(it.place));
         let all = self.index.holders()?;
         let names: Vec<&str> = all.iter().map(|holder| holder.name()).filter(|name| is_of(name)).collect();
-        for name in &names {
+        let (some, failed) = self.step(names.len());
+        for name in &names[..some] {
             self.index.drop_holder(name)?;
         }
-        Ok(names.len())
+        failed.map(|()| names.len())
+    }
+
+    /// The places of a worker, and their holders.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn holders_of(&mut self, id: PublisherId) -> Result<BTreeMap<Place, Holder>, StoreError> {
+        let of = |holder: Holder| {
+            let place = Holding::of(holder.name()).filter(|it| it.id == id)?.place;
+            Some((place, holder))
+        };
+        Ok(self.index.holders()?.into_iter().filter_map(of).collect())
     }
 
     /// Hides all blocks of workers that the table does not have. `known`: those that it had a while ago.
@@ -248,38 +286,99 @@ impl Store {
 
     // ---- links ----------------------------------------------------------------------------------
 
-    /// What is known of blocks, each by the engine's hash of it.
+    /// What is known of names, and whether the worker has their blocks. Those of which nothing is known are left out. READs
+    /// only.
     ///
     /// # Errors
     /// The table's.
-    pub fn links(
+    pub fn look(
         &mut self,
-        id: PublisherId,
-        place: Place,
-        group: u32,
-        hashes: &[EngineHash],
-    ) -> Result<Vec<Option<LinkEntry>>, StoreError> {
-        let keys: Vec<[u8; 15]> = hashes.iter().map(|hash| link_key(id, place, group, *hash)).collect();
+        worker: &Worker,
+        base: u64,
+        holders: &BTreeMap<Place, Holder>,
+        names: &[Name],
+    ) -> Result<HashMap<Name, Found>, StoreError> {
+        let keys: Vec<[u8; 15]> = names.iter().map(|name| link_key(worker.id(), *name)).collect();
         let entry = |found: Result<Option<Vec<u8>>, _>| LinkEntry::from_bytes(&found.ok()??);
-        Ok(self.client.get_many(&keys)?.into_iter().map(entry).collect())
+        let entries = names.iter().zip(self.client.get_many(&keys)?);
+        let there: Vec<(Name, Meaning)> =
+            entries.filter_map(|(name, found)| Some((*name, entry(found)?.meaning))).collect();
+        let keys: Vec<[u8; 16]> =
+            there.iter().map(|(_, meaning)| meaning.block_key(worker.partition(), base)).collect();
+        let sets = self.index.sets(&Digests::from(&keys[..]))?;
+        // Whoever was dropped has nothing, whoever has his bit by now.
+        let mut live = HashMap::new();
+        for (place, holder) in holders {
+            match self.index.check(holder) {
+                Ok(()) => drop(live.insert(place, holder)),
+                Err(PrefixError::HolderGone { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let found = |((name, meaning), set): ((Name, Meaning), oneread_prefix::BlockSet)| {
+            (name, Found { meaning, is_had: live.get(&name.place).is_some_and(|holder| set.has(holder)) })
+        };
+        Ok(there.into_iter().zip(sets).map(found).collect())
     }
 
-    /// What blocks behind a block go on from, wherever the worker has it.
+    /// Adds blocks to a holder.
     ///
     /// # Errors
-    /// The table's.
-    pub fn parent(
+    /// The table's. It may be repeated.
+    pub fn add_blocks(&mut self, holder: &Holder, keys: &[[u8; 16]]) -> Result<Added, StoreError> {
+        let (some, failed) = self.step(keys.len());
+        let added = self.index.add_each(holder, &Digests::from(&keys[..some]), 0)?;
+        failed.map(|()| added)
+    }
+
+    /// Takes blocks from a holder. Returns how many it had.
+    ///
+    /// # Errors
+    /// The table's. It may be repeated.
+    pub fn remove_blocks(&mut self, holder: &Holder, keys: &[[u8; 16]]) -> Result<usize, StoreError> {
+        let (some, failed) = self.step(keys.len());
+        let removed = self.index.remove(holder, &Digests::from(&keys[..some]), 0)?;
+        failed.map(|()| removed)
+    }
+
+    /// Writes links. Those that find no room do not stop the others.
+    ///
+    /// # Errors
+    /// The table's. It may be repeated.
+    pub fn put_links(
         &mut self,
-        id: PublisherId,
-        place: Place,
-        group: u32,
-        hash: EngineHash,
-    ) -> Result<Option<Link>, StoreError> {
-        let places = Tier::ALL.map(|tier| Place { tier, ..place });
-        let keys = places.map(|place| link_key(id, place, group, hash));
-        let found = self.client.get_many(&keys)?;
-        let mut found = found.into_iter().filter_map(|found| LinkEntry::from_bytes(&found.ok()??));
-        Ok(found.next().map(|entry| entry.link))
+        links: &[([u8; 15], [u8; 32])],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, StoreError> {
+        if links.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (some, failed) = self.step(links.len());
+        let put = self.client.put_many(&links[..some])?;
+        failed.map(|()| put)
+    }
+
+    /// Takes links away.
+    ///
+    /// # Errors
+    /// The table's. It may be repeated.
+    pub fn remove_links(&mut self, keys: &[[u8; 15]]) -> Result<(), StoreError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let (some, failed) = self.step(keys.len());
+        self.client.remove_many(&keys[..some])?;
+        failed
+    }
+
+    /// How many keys of a change are made, and what becomes of the others. Tests count changes, and have one fail half way.
+    #[cfg(not(test))]
+    fn step(&mut self, keys: usize) -> (usize, Result<(), StoreError>) {
+        (keys, Ok(()))
+    }
+
+    #[cfg(test)]
+    fn step(&mut self, keys: usize) -> (usize, Result<(), StoreError>) {
+        self.steps.next(keys)
     }
 
     /// Copies all that a publisher has to another one, which has nothing before. Returns `false` if its blocks were hidden
@@ -291,12 +390,8 @@ impl Store {
         let (old, new) = (from.id(), to.id());
         self.hide(new, |_| true)?;
         self.forget(new)?;
-        let held = |store: &mut Store| -> Result<Vec<Holder>, StoreError> {
-            let all = store.index.holders()?.into_iter();
-            Ok(all.filter(|holder| Holding::of(holder.name()).is_some_and(|it| it.id == old)).collect())
-        };
-        let before = held(self)?;
-        let progress = self.progress(old)?;
+        let before = self.holders_of(old)?;
+        let progress = self.progress(old)?.unwrap_or_default();
         let mut holders: BTreeMap<Place, Holder> = BTreeMap::new();
         let mut cursor: Option<ScanCursor> = None;
         loop {
@@ -313,7 +408,10 @@ impl Store {
                     && found.id == old
                     && let Some(key) = moved_link(&entry.key, old, new)
                 {
-                    blocks.entry(found.place).or_default().push(found.block_key(to.partition(), base));
+                    blocks
+                        .entry(found.place)
+                        .or_default()
+                        .push(found.meaning.block_key(to.partition(), base));
                     links.push((key, LinkEntry { id: new, ..found }.to_bytes()));
                 }
             }
@@ -329,7 +427,7 @@ impl Store {
             }
         }
         self.put_progress(new, progress)?;
-        Ok(held(self)? == before)
+        Ok(self.holders_of(old)? == before)
     }
 
     /// Some blocks of a partition, and who has them. `None` behind the last ones. Each call goes on from the cursor.
@@ -393,7 +491,7 @@ impl Store {
             seen += entries.len().max(1);
             let key_of = |entry: &LinkEntry| {
                 let worker = workers.get(&entry.id)?;
-                Some(entry.block_key(worker.partition(), base))
+                Some(entry.meaning.block_key(worker.partition(), base))
             };
             // What nobody has registered is not looked for: its block may be another worker's, too.
             let keys: Vec<[u8; 16]> =

@@ -4,7 +4,7 @@ use crate::endpoint::Reach;
 use crate::events::Tier;
 use crate::packed::Value as Packed;
 use crate::source::{Source, cleared, removed, stored};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::worker::{Place, Worker as Registered};
 use crate::{Indexer, IndexerConfig};
 use oneread::{Address, Client, Evict, Server, ServerConfig, TableSize};
@@ -14,7 +14,51 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+mod runs;
+
+/// Changes of the table: how many were made, and which one fails, half way.
+#[derive(Clone, Debug, Default)]
+pub struct Steps(Arc<Mutex<StepsState>>);
+
+#[derive(Debug, Default)]
+struct StepsState {
+    made: usize,
+    /// How many are made before one that fails, and what part of its keys is changed, in eighths.
+    fails: Option<(usize, usize)>,
+}
+
+impl Steps {
+    /// A change is about to be made: how many of its keys, and what is told.
+    pub fn next(&self, keys: usize) -> (usize, Result<(), StoreError>) {
+        let mut state = self.0.lock().unwrap();
+        state.made += 1;
+        match &mut state.fails {
+            Some((0, eighths)) => {
+                let some = keys * *eighths / 8;
+                state.fails = None;
+                (some, Err(StoreError::Gone))
+            }
+            Some((left, _)) => {
+                *left -= 1;
+                (keys, Ok(()))
+            }
+            None => (keys, Ok(())),
+        }
+    }
+
+    /// Has one fail, behind so many.
+    fn fail(&self, behind: usize, eighths: usize) {
+        self.0.lock().unwrap().fails = Some((behind, eighths));
+    }
+
+    /// How many were made since this was asked before.
+    fn made(&self) -> usize {
+        std::mem::take(&mut self.0.lock().unwrap().made)
+    }
+}
 
 /// A table of holders, with its server.
 pub struct Table {
@@ -489,6 +533,23 @@ fn answers_are_a_models() {
     restarts += counts.restarts.get();
     assert!(gaps > 10 && restarts > 2, "{gaps} gaps, {restarts} restarts");
     assert!(counts.orphans.get() == 0 && counts.garbage.get() == 0 && counts.ignored.get() == 0);
+}
+
+/// Batches that are there when the first one is taken in are written with it.
+#[test]
+fn what_has_come_is_one_run() {
+    let (table, source) = (Table::new(), Source::new(1_000).unwrap());
+    let prompt: Vec<u32> = (1..=4_000).collect();
+    for number in 0..1_000_u64 {
+        let some = &prompt[number as usize * 4..][..4];
+        source.publish(vec![stored(number.checked_sub(1), &[number], some, 4)]);
+    }
+    let indexer = indexer(&table, |config| config);
+    register(&indexer, 1, &source);
+    wait_for("all blocks", || scores(&indexer, &prompt) == expected(&[(1, 4_000)]));
+    wait_for("all batches", || indexer.counts().batches.get() == 1_000);
+    let runs = indexer.counts().runs.get();
+    assert!(runs < 500, "{runs} runs");
 }
 
 /// Where nobody sends batches again, or not those that were missed, the worker is cleared, and what was lost is counted.

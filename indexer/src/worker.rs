@@ -273,13 +273,24 @@ fn mask(id: PublisherId) -> [u8; LINK_HASH] {
     mask
 }
 
-/// The key of a link: of an engine's hash of a block, in one place.
-pub fn link_key(id: PublisherId, place: Place, group: u32, hash: EngineHash) -> [u8; 15] {
+/// How an engine calls a block, and where that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Name {
+    /// Where.
+    pub place: Place,
+    /// The group of layers.
+    pub group: u32,
+    /// The engine's hash.
+    pub hash: EngineHash,
+}
+
+/// The key of a link: of a name.
+pub fn link_key(id: PublisherId, name: Name) -> [u8; 15] {
     let mut bytes = [0; 25];
-    bytes[..4].copy_from_slice(&place.rank.to_le_bytes());
-    bytes[4..8].copy_from_slice(&group.to_le_bytes());
-    bytes[8] = place.tier as u8;
-    bytes[9..].copy_from_slice(&hash.0);
+    bytes[..4].copy_from_slice(&name.place.rank.to_le_bytes());
+    bytes[4..8].copy_from_slice(&name.group.to_le_bytes());
+    bytes[8] = name.place.tier as u8;
+    bytes[9..].copy_from_slice(&name.hash.0);
     let hash = xxh3_128(&bytes).to_le_bytes();
     let mut key = [b'#'; 15];
     key[1] = LINK;
@@ -300,36 +311,46 @@ pub const LINK: u8 = b'x';
 /// Beside a tier: the block was told by its rolling hash.
 const ROLLING: u8 = 0x80;
 
+/// What an engine's hash of a block means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meaning {
+    /// What blocks behind it go on from.
+    pub link: Link,
+    /// Whether it was told by its rolling hash, and not by tokens.
+    pub is_rolling: bool,
+}
+
+impl Meaning {
+    /// The key of the block.
+    pub fn block_key(self, partition: Partition, base: u64) -> [u8; 16] {
+        let partition = if self.is_rolling { partition.of_rolling(self.link.seed, base) } else { partition };
+        partition.key(self.link.rolling)
+    }
+}
+
 /// What is known of a block that a worker has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEntry {
-    /// What blocks behind it go on from.
-    pub link: Link,
+    /// What its name means.
+    pub meaning: Meaning,
     /// Whose.
     pub id: PublisherId,
     /// Where.
     pub place: Place,
-    /// Whether it was told by its rolling hash, and not by tokens.
-    pub is_rolling: bool,
     /// What tells an entry from the same one that is written again.
     pub stamp: u32,
 }
 
 impl LinkEntry {
-    /// The key of the block.
-    pub fn block_key(&self, partition: Partition, base: u64) -> [u8; 16] {
-        let partition = if self.is_rolling { partition.of_rolling(self.link.seed, base) } else { partition };
-        partition.key(self.link.rolling)
-    }
-
     /// The bytes of the entry.
     pub fn to_bytes(self) -> [u8; 32] {
         let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&self.link.rolling.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.link.seed.to_le_bytes());
+        let Meaning { link, is_rolling } = self.meaning;
+        bytes[..8].copy_from_slice(&link.rolling.to_le_bytes());
+        bytes[8..16].copy_from_slice(&link.seed.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.id.0.to_le_bytes());
         bytes[24..27].copy_from_slice(&self.place.rank.to_le_bytes()[..3]);
-        bytes[27] = self.place.tier as u8 | if self.is_rolling { ROLLING } else { 0 };
+        bytes[27] = self.place.tier as u8 | if is_rolling { ROLLING } else { 0 };
         bytes[28..].copy_from_slice(&self.stamp.to_le_bytes());
         bytes
     }
@@ -342,10 +363,9 @@ impl LinkEntry {
         let is_rolling = tier & ROLLING != 0;
         let tier = Tier::ALL.into_iter().find(|it| *it as u8 == tier & !ROLLING)?;
         Some(LinkEntry {
-            link: Link { rolling: number(0)?, seed: number(8)? },
+            meaning: Meaning { link: Link { rolling: number(0)?, seed: number(8)? }, is_rolling },
             id: PublisherId(number(16)?),
             place: Place { rank: u32::from_le_bytes([a, b, c, 0]), tier },
-            is_rolling,
             stamp: u32::from_le_bytes(stamp),
         })
     }
@@ -394,14 +414,13 @@ mod tests {
             assert_eq!(Progress::from_bytes(&bytes[1..]), None);
         }
         assert_eq!(Progress::from_bytes(&[2; 26]), None);
-        let entry = LinkEntry {
-            link: Link { rolling: 1, seed: u64::MAX },
-            id: one().id(),
-            place: Place { rank: RANK_MAX, tier: Tier::Disk },
-            is_rolling: true,
-            stamp: 5,
-        };
-        for entry in [entry, LinkEntry { is_rolling: false, ..entry }] {
+        for is_rolling in [true, false] {
+            let entry = LinkEntry {
+                meaning: Meaning { link: Link { rolling: 1, seed: u64::MAX }, is_rolling },
+                id: one().id(),
+                place: Place { rank: RANK_MAX, tier: Tier::Disk },
+                stamp: 5,
+            };
             assert_eq!(LinkEntry::from_bytes(&entry.to_bytes()), Some(entry));
         }
         assert_eq!(LinkEntry::from_bytes(&[9; 32]), None);
@@ -444,14 +463,15 @@ mod tests {
         let next = Worker { incarnation: 1, ..worker.clone() };
         assert!(worker.id() != next.id() && worker.identity() == next.identity());
         let place = |rank, tier| Place { rank, tier };
-        let key = |place, group, hash| link_key(worker.id(), place, group, EngineHash::number(hash));
+        let name = |place, group, hash| Name { place, group, hash: EngineHash::number(hash) };
+        let key = |place, group, hash| link_key(worker.id(), name(place, group, hash));
         let keys = [
             key(place(0, Tier::Gpu), 0, 1),
             key(place(1, Tier::Gpu), 0, 1),
             key(place(0, Tier::Cpu), 0, 1),
             key(place(0, Tier::Gpu), 1, 1),
             key(place(0, Tier::Gpu), 0, 2),
-            link_key(next.id(), place(0, Tier::Gpu), 0, EngineHash::number(1)),
+            link_key(next.id(), name(place(0, Tier::Gpu), 0, 1)),
         ];
         let different: std::collections::HashSet<_> = keys.iter().collect();
         assert_eq!(different.len(), keys.len());

@@ -13,6 +13,7 @@
 //! before a byte of it has come, and has no limit for it; `zmq` and `tmq` need libzmq, a library in C++ that is built
 //! or installed besides. What is needed here are these lines.
 
+use rustix::net::{RecvFlags, recv};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -92,6 +93,16 @@ impl Stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
         };
+    }
+
+    /// Reads what has come. Waits for nothing.
+    fn read_now(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        let flags = RecvFlags::DONTWAIT;
+        let read = match self {
+            Stream::Tcp(stream) => recv(stream, bytes, flags),
+            Stream::Unix(stream) => recv(stream, bytes, flags),
+        };
+        Ok(read?.1)
     }
 
     fn set_times(&self, read: Option<Duration>, write: Option<Duration>) -> io::Result<()> {
@@ -268,6 +279,61 @@ impl Socket {
         }
     }
 
+    /// The next message, if all of it has come.
+    ///
+    /// # Errors
+    /// As [`Socket::receive`].
+    pub fn receive_now(&mut self) -> Result<Option<Vec<Vec<u8>>>, ZmtpError> {
+        loop {
+            if !self.has_message() {
+                if !self.fill_now()? {
+                    return Ok(None);
+                }
+            // A command is none.
+            } else if let Some(frames) = self.receive(WHOLE)? {
+                return Ok(Some(frames));
+            }
+        }
+    }
+
+    /// Whether a message, a command before it, or what is wrong with it, is in the buffer.
+    fn has_message(&self) -> bool {
+        let (mut rest, mut bytes, mut frames) = (&self.buffer[self.used..], 0_usize, 0);
+        loop {
+            let Some((flags, length, body)) = head(rest) else { return false };
+            let is_command = flags & COMMAND != 0;
+            if !is_command {
+                bytes = bytes.saturating_add(length);
+                frames += 1;
+            }
+            let is_wrong = length > self.message_max || bytes > self.message_max || frames > FRAMES_MAX;
+            if is_wrong || flags & !(MORE | LONG | COMMAND) != 0 {
+                return true;
+            }
+            let Some(behind) = body.get(length..) else { return false };
+            if if is_command { frames == 0 } else { flags & MORE == 0 } {
+                return true;
+            }
+            rest = behind;
+        }
+    }
+
+    /// Takes what has come into the buffer. Returns whether something has.
+    fn fill_now(&mut self) -> Result<bool, ZmtpError> {
+        self.make_room();
+        let had = self.buffer.len();
+        self.buffer.resize(had + STEP, 0);
+        let read = self.stream.read_now(&mut self.buffer[had..]);
+        self.buffer.truncate(had + read.as_ref().map_or(0, |read| *read));
+        match read {
+            Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(_) => Ok(true),
+            Err(error) if is_late(&error) => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// A peer that asks whether this one is there is told so. It may know a newer version than was agreed on.
     fn answer(&mut self, command: &[u8], within: Duration) -> Result<(), ZmtpError> {
         let Some(ping) = command.strip_prefix(b"\x04PING") else { return Ok(()) };
@@ -307,11 +373,7 @@ impl Socket {
     /// Has so many bytes in the buffer at least.
     fn fill(&mut self, bytes: usize, until: Instant) -> Result<(), ZmtpError> {
         while self.buffer.len() - self.used < bytes {
-            if self.used > 0 {
-                self.buffer.drain(..self.used);
-                self.used = 0;
-                self.buffer.shrink_to(KEPT);
-            }
+            self.make_room();
             self.waits(until)?;
             let (had, wanted) = (self.buffer.len(), bytes - self.buffer.len());
             self.buffer.resize(had + wanted.clamp(STEP / 8, STEP), 0);
@@ -327,11 +389,31 @@ impl Socket {
         Ok(())
     }
 
+    /// Takes what was used out of the buffer.
+    fn make_room(&mut self) {
+        if self.used > 0 {
+            self.buffer.drain(..self.used);
+            self.used = 0;
+            self.buffer.shrink_to(KEPT);
+        }
+    }
+
     /// Takes bytes that are there.
     fn take(&mut self, bytes: usize) -> &[u8] {
         self.used += bytes;
         &self.buffer[self.used - bytes..self.used]
     }
+}
+
+/// The flags of a frame, the length of its body, and what is there of that.
+fn head(bytes: &[u8]) -> Option<(u8, usize, &[u8])> {
+    let (flags, rest) = bytes.split_first()?;
+    if flags & LONG == 0 {
+        let (length, body) = rest.split_first()?;
+        return Some((*flags, usize::from(*length), body));
+    }
+    let (length, body) = rest.split_first_chunk()?;
+    Some((*flags, usize::try_from(u64::from_be_bytes(*length)).unwrap_or(usize::MAX), body))
 }
 
 /// Whether a time is over.
@@ -404,6 +486,32 @@ mod tests {
             drop(peer.join().unwrap());
             assert!(matches!(socket.receive(MINUTE), Err(ZmtpError::Io(_))), "it hung up");
         }
+    }
+
+    /// What has come is taken without a wait: whole messages, and none of one that has only begun.
+    #[test]
+    fn messages_that_have_come_are_taken_at_once() {
+        let (here, there) = pair();
+        let peer = thread::spawn(move || Socket::begin(there, Kind::Pub, 1 << 20, MINUTE).unwrap());
+        let mut socket = Socket::begin(here, Kind::Sub, 100_000, MINUTE).unwrap();
+        let mut peer = peer.join().unwrap();
+        assert_eq!(socket.receive_now().unwrap(), None);
+        let long = vec![9; 90_000];
+        let message = |body: &[u8]| [frame(MORE, b"topic"), frame(0, body)].concat();
+        let ping = frame(COMMAND, b"\x04PING\x00\x0aabc");
+        let all = [message(b"one"), ping.clone(), message(&[2; 300]), ping, message(&long)].concat();
+        let (come, comes) = all.split_at(all.len() - 1);
+        peer.stream.write_all(come).unwrap();
+        let mut now = || socket.receive_now().unwrap().map(|frames| frames[1].clone());
+        assert_eq!((now(), now(), now()), (Some(b"one".to_vec()), Some(vec![2; 300]), None));
+        assert_eq!(now(), None, "its last byte has not come");
+        peer.stream.write_all(comes).unwrap();
+        assert_eq!((now(), now()), (Some(long), None));
+        // What is wrong is told, also of a message that has only begun.
+        peer.stream.write_all(&[LONG, 0, 0, 0, 0, 0xff, 0, 0, 0]).unwrap();
+        assert!(matches!(socket.receive_now(), Err(ZmtpError::Long { .. })));
+        drop(peer);
+        assert!(matches!(socket.receive_now(), Err(ZmtpError::Io(_))), "it hung up");
     }
 
     /// What a peer says before messages, with a length, flags, a kind or a version that are not agreed on.

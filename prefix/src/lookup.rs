@@ -24,6 +24,22 @@ pub struct HolderPrefix {
     pub blocks: usize,
 }
 
+/// Who has a block, as its entry says ([`PlacementIndex::sets`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockSet(HolderSet);
+
+impl BlockSet {
+    /// Whether this holder is in it.
+    pub fn has(&self, holder: &Holder) -> bool {
+        self.0.has(holder.bit)
+    }
+
+    /// Nobody has the block, or there is no entry of it.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl PlacementIndex {
     /// Who has how long a prefix of these blocks, into `found`: those that have the first block, the longest prefix first.
     /// Returns the longest. What is told of a name is of that name, whoever had its bit before or gets it during the
@@ -172,6 +188,33 @@ impl PlacementIndex {
             }
         }
         Ok(())
+    }
+
+    /// The set of each block as it stands, also with the bits of holders that were dropped and are not cleaned yet. Who asks
+    /// whether a holder that he knows is in a set asks [`PlacementIndex::check`] afterwards. 1 READ a block.
+    ///
+    /// # Errors
+    /// [`PrefixError::Grouped`] for a table whose blocks stand in groups; [`PrefixError::Get`].
+    pub fn sets(&mut self, digests: &Digests<'_>) -> Result<Vec<BlockSet>, PrefixError> {
+        if self.is_grouped() {
+            return Err(PrefixError::Grouped);
+        }
+        let mut sets = vec![BlockSet::default(); digests.len()];
+        let _ = self.client.get_many_in_order(digests.keys(), |block, answer| {
+            if let Ok(Some(set)) = answer {
+                sets[block] = BlockSet(HolderSet::from_bytes(set));
+            }
+            ControlFlow::<()>::Continue(())
+        })?;
+        Ok(sets)
+    }
+
+    /// Refuses a holder that was dropped since it was registered. 1 READ.
+    ///
+    /// # Errors
+    /// [`PrefixError::HolderGone`]; [`PrefixError::Get`].
+    pub fn check(&mut self, holder: &Holder) -> Result<(), PrefixError> {
+        holders::check(&mut self.client, holder)
     }
 
     /// Gives memory for the entries of a prompt's path through a group.

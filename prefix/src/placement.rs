@@ -30,6 +30,16 @@ pub struct Cleaned {
     pub is_done: bool,
 }
 
+/// What [`PlacementIndex::add_each`] did.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Added {
+    /// Blocks that the holder did not have before; in a grouped table, entries that were changed.
+    pub changed: usize,
+    /// Blocks that the table has no room for, by their numbers among the digests, and why.
+    pub refused: Vec<(usize, PutError)>,
+}
+
 /// A pass over the table that takes holders out of all sets.
 #[derive(Clone, Debug)]
 struct Pass {
@@ -268,18 +278,39 @@ impl PlacementIndex {
     /// [`PrefixError::HolderGone`] if the holder was dropped, before or meanwhile; what was added is then taken back.
     /// [`PrefixError::Change`], [`PrefixError::Refused`] (a full table): some may have been added.
     pub fn add(&mut self, holder: &Holder, digests: &Digests<'_>, from: usize) -> Result<usize, PrefixError> {
+        let added = self.add_each(holder, digests, from)?;
+        match added.refused.into_iter().next() {
+            Some((_, why)) => Err(PrefixError::Refused(why)),
+            None => Ok(added.changed),
+        }
+    }
+
+    /// As [`PlacementIndex::add`], and says which blocks the table has no room for: the others are added. In a grouped
+    /// table a refusal is an error.
+    ///
+    /// # Errors
+    /// As [`PlacementIndex::add`].
+    pub fn add_each(
+        &mut self,
+        holder: &Holder,
+        digests: &Digests<'_>,
+        from: usize,
+    ) -> Result<Added, PrefixError> {
         holders::check(&mut self.client, holder)?;
         let bit = HolderSet::of(holder.bit);
         let keys = digests.keys();
         let added = match self.table.form {
-            Form::Single => self.add_to(&keys[from.min(keys.len())..], &bit)?,
-            Form::Grouped => self.change_groups(keys, from, &bit, Change::Add)?,
+            Form::Single => self.add_to(keys, from, &bit),
+            Form::Grouped => self
+                .change_groups(keys, from, &bit, Change::Add)
+                .map(|changed| Added { changed, refused: Vec::new() }),
         };
+        // Also where some were refused: the others are there.
         if let Err(gone) = holders::check(&mut self.client, holder) {
             self.take(keys, from, &bit)?;
             return Err(gone);
         }
-        Ok(added)
+        added
     }
 
     /// A holder no longer has blocks: these digests from `from` on, as in [`PlacementIndex::add`]. Blocks without a
@@ -309,12 +340,18 @@ impl PlacementIndex {
         }
     }
 
-    fn add_to(&mut self, keys: &[Key], holder: &HolderSet) -> Result<usize, PrefixError> {
+    fn add_to(&mut self, keys: &[Key], from: usize, holder: &HolderSet) -> Result<Added, PrefixError> {
         let bits = &holder.to_bytes()[..];
-        let parts: Vec<_> = keys.iter().map(|key| (key, PartChange::OrPadded { bits })).collect();
-        let mut added = 0;
-        for outcome in self.client.change_parts(&parts, Tell::Nothing)? {
-            added += usize::from(matches!(outcome?.effect, PartEffect::Inserted | PartEffect::Updated));
+        let keys = keys.iter().enumerate().skip(from);
+        let (blocks, parts): (Vec<_>, Vec<_>) =
+            keys.map(|(block, key)| (block, (key, PartChange::OrPadded { bits }))).unzip();
+        let mut added = Added::default();
+        for (block, outcome) in blocks.into_iter().zip(self.client.change_parts(&parts, Tell::Nothing)?) {
+            match outcome.map(|outcome| outcome.effect) {
+                Ok(PartEffect::Inserted | PartEffect::Updated) => added.changed += 1,
+                Ok(_) => {}
+                Err(why) => added.refused.push((block, why)),
+            }
         }
         Ok(added)
     }
