@@ -9,10 +9,10 @@
 //! [`TERM`], another one takes it over, although the owner may only be slow.
 //!
 //! *A laggard harms nobody.* Who takes over a lease gives each worker another incarnation before it takes events in
-//! (`Store::copy`): other holders, other links, another row of numbers, with the blocks of the last one. What the laggard
+//! (`Store::copy`): other holders, other own links, another row of numbers, with the blocks of the last one. What the laggard
 //! still changes is of the incarnation before, whose holders are hidden, and are not registered again (`Store::check`). Its
 //! number was read before its blocks were copied, so each batch that it may have half done is taken in again, in its
-//! order, behind the copy.
+//! order, behind the copy. Common links it changes as everybody does (`crate::links`).
 
 use crate::store::{Store, StoreError};
 use oneread::SwapOutcome;

@@ -416,7 +416,7 @@ impl Registry {
             let workers = store.workers()?;
             for old in &workers {
                 let new = Worker { incarnation: old.incarnation.wrapping_add(1), ..old.clone() };
-                if !store.copy(old, &new, self.shared.base)? {
+                if !store.copy(old, &new)? {
                     store.hide(new.id(), |_| true)?;
                     store.forget(new.id())?;
                 }
@@ -455,14 +455,9 @@ impl Registry {
             let _registering = self.registering();
             tending.clean = !store.index.clean(CLEANED)?.is_done;
         }
-        if tending.sweep {
-            let workers: HashMap<PublisherId, Worker> = self
-                .lock()
-                .workers
-                .values()
-                .map(|known| (known.worker.id(), (*known.worker).clone()))
-                .collect();
-            let (swept, is_done) = store.sweep(&mut tending.cursor, &workers, self.shared.base)?;
+        // What only those have who are not cleaned yet is not swept.
+        if tending.sweep && !tending.clean {
+            let (swept, is_done) = store.sweep(&mut tending.cursor, self.shared.base)?;
             self.shared.counts.swept.add(swept as u64);
             if is_done {
                 (tending.sweep, tending.cursor) = (false, None);
