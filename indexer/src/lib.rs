@@ -16,7 +16,7 @@
 //! | [`zmtp`], [`endpoint`] | how bytes come from a publisher | what they say |
 //! | [`numbers`] | which batch is next, what is a gap, when a publisher has begun again | connections |
 //! | [`chain`] | from tokens to hashes | the table |
-//! | [`worker`], [`store`] | what stands in the table | publishers, HTTP |
+//! | [`worker`], [`store`], [`links`] | what stands in the table | publishers, HTTP |
 //! | [`run`] | what batches leave behind, of blocks and links | in which order it is written |
 //! | [`publisher`], [`listen`] | what becomes of a batch; when one is asked for again | HTTP |
 //! | [`lease`], [`registry`] | who takes events in; who is registered | what they say |
@@ -29,8 +29,10 @@ pub mod chain;
 pub mod counts;
 pub mod endpoint;
 pub mod events;
+mod faults;
 pub mod http;
 pub mod lease;
+pub mod links;
 pub mod listen;
 pub mod lookup;
 pub mod msgpack;
@@ -62,7 +64,7 @@ use oneread::Client;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -181,6 +183,7 @@ impl Indexer {
             base: config.base,
             message_max: config.message_max,
             sweep: AtomicBool::new(false),
+            left: AtomicUsize::new(0),
             has_tiers: AtomicBool::new(false),
         };
         let registry = Arc::new(Registry::new(shared, &mut store)?);

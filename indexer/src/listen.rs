@@ -17,7 +17,7 @@ use crate::worker::Worker;
 use crate::zmtp::{Kind, Socket, Stream, ZmtpError};
 use rustix::net::sockopt;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ const REPLAY: Duration = Duration::from_secs(10);
 const REPLAY_TRIES: u32 = 3;
 const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// So many links may be nobody's before they are swept: a sweep looks at as many a second.
+const LEFT: usize = 4_096;
 /// Behind the last batch that is sent again.
 const END: u64 = u64::MAX;
 
@@ -52,6 +54,8 @@ pub struct Shared {
     pub message_max: usize,
     /// Links of blocks that are gone are to be swept.
     pub sweep: AtomicBool,
+    /// Common links that were left to others, since the last sweep was asked for.
+    pub left: AtomicUsize,
     /// Some worker has blocks elsewhere than in its device.
     pub has_tiers: AtomicBool,
 }
@@ -411,7 +415,12 @@ impl Listener<'_> {
                 }
             }
         }
-        if std::mem::take(&mut self.publisher.leaves_links) {
+        let left = std::mem::take(&mut self.publisher.left);
+        let is_enough = left > 0 && self.shared.left.fetch_add(left, Ordering::Relaxed) + left >= LEFT;
+        if is_enough {
+            self.shared.left.store(0, Ordering::Relaxed);
+        }
+        if std::mem::take(&mut self.publisher.leaves_links) || is_enough {
             self.shared.sweep.store(true, Ordering::Relaxed);
         }
         if self.publisher.has_tiers {

@@ -15,10 +15,11 @@
 
 use crate::counts::Counts;
 use crate::events::{self, Tier};
+use crate::links::Whose;
 use crate::numbers::{Known, Numbers, digest};
 use crate::run::{Orphan, Run, Scope, Told, Word, first_run, fold};
 use crate::store::{Store, StoreError, is_full, is_gone};
-use crate::worker::{LinkEntry, Meaning, Name, Place, Progress, PublisherId, Worker, link_key};
+use crate::worker::{Meaning, Name, Partition, Place, Progress, PublisherId, Worker};
 use oneread_prefix::{Holder, PrefixError};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,6 +36,7 @@ const RUN_BYTES: usize = 1 << 20;
 pub struct Publisher {
     worker: Arc<Worker>,
     id: PublisherId,
+    partition: Partition,
     /// Its number has an entry, so it always finds room.
     has_number: bool,
     /// What that said at first.
@@ -47,7 +49,7 @@ pub struct Publisher {
     orphans: VecDeque<Orphan>,
     counts: Arc<Counts>,
     registering: Arc<Mutex<()>>,
-    /// Of the next links: no two writes of one have the same.
+    /// Of the next own links: no two writes of one have the same.
     stamp: u32,
     /// What was heard, and is not written.
     told: Vec<Told>,
@@ -57,6 +59,8 @@ pub struct Publisher {
     run: Option<Run>,
     /// A sweep would find something.
     pub leaves_links: bool,
+    /// Common links that were left to others, who may call their blocks otherwise.
+    pub left: usize,
     /// It has blocks elsewhere than in its device.
     pub has_tiers: bool,
 }
@@ -73,13 +77,14 @@ impl Publisher {
         counts: Arc<Counts>,
         registering: Arc<Mutex<()>>,
     ) -> Result<Publisher, StoreError> {
-        let id = worker.id();
+        let (id, partition) = (worker.id(), worker.partition());
         let found = store.progress(id)?;
         let written = found.unwrap_or_default();
         let Progress { last, blocks } = written;
         Ok(Publisher {
             worker,
             id,
+            partition,
             has_number: found.is_some(),
             written,
             base,
@@ -95,6 +100,7 @@ impl Publisher {
             told_bytes: 0,
             run: None,
             leaves_links: false,
+            left: 0,
             has_tiers: false,
         })
     }
@@ -138,7 +144,7 @@ impl Publisher {
                 Some(run) => run,
                 None => {
                     let batches = &self.told[..first_run(&self.told, &self.worker)];
-                    fold(batches, &self.orphans, (&self.worker, self.base), &self.holders, store)?
+                    fold(batches, &self.orphans, (&self.worker, self.whose()), &self.holders, store)?
                 }
             };
             if let Err(error) = self.write_run(store, &mut run) {
@@ -168,8 +174,13 @@ impl Publisher {
         self.remove_blocks(store, run)?;
         self.put_progress(store, &run.orphans, run.last)?;
         let gone = run.links.iter().filter(|(_, meaning)| meaning.is_none());
-        let gone: Vec<[u8; 15]> = gone.map(|(name, _)| link_key(self.id, *name)).collect();
-        store.remove_links(&gone)
+        let gone: Vec<Name> = gone.map(|(name, _)| *name).collect();
+        self.left += store.drop_links(self.whose(), &self.holders, &gone)?;
+        Ok(())
+    }
+
+    fn whose(&self) -> Whose {
+        Whose { id: self.id, partition: self.partition, base: self.base }
     }
 
     fn add_blocks(&mut self, store: &mut Store, run: &mut Run) -> Result<(), StoreError> {
@@ -206,26 +217,15 @@ impl Publisher {
     /// Writes links. Where the table has no room for some, half of their blocks are taken back, which makes room for others.
     fn put_links(&mut self, store: &mut Store, run: &mut Run) -> Result<(), StoreError> {
         self.stamp = self.stamp.wrapping_add(1);
-        let (id, stamp) = (self.id, self.stamp);
         let there = run.links.iter().filter_map(|(name, meaning)| Some((*name, (*meaning)?)));
         let mut there: Vec<(Name, Meaning)> = there.collect();
         while !there.is_empty() {
-            let entry = |(name, meaning): &(Name, Meaning)| {
-                let entry = LinkEntry { meaning: *meaning, id, place: name.place, stamp };
-                (link_key(id, *name), entry.to_bytes())
-            };
-            let pairs: Vec<([u8; 15], [u8; 32])> = there.iter().map(entry).collect();
-            let (mut without, mut last) = (Vec::new(), None);
-            for (one, put) in there.into_iter().zip(store.put_links(&pairs)?) {
-                if let Err(why) = put {
-                    without.push(one);
-                    last = Some(why);
-                }
-            }
+            let refused = store.put_links(self.whose(), there, self.stamp)?;
+            let Some((_, why)) = refused.first() else { break };
+            let why = PrefixError::Refused(why.clone()).into();
+            let mut without: Vec<(Name, Meaning)> = refused.into_iter().map(|(one, _)| one).collect();
             there = without.split_off(without.len().div_ceil(2));
-            if let Some(why) = last {
-                self.take_back(store, run, without, &PrefixError::Refused(why).into())?;
-            }
+            self.take_back(store, run, without, &why)?;
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ impl Publisher {
     ) -> Result<(), StoreError> {
         let mut of: BTreeMap<Place, HashSet<[u8; 16]>> = BTreeMap::new();
         for (name, meaning) in blocks {
-            of.entry(name.place).or_default().insert(meaning.block_key(self.worker.partition(), self.base));
+            of.entry(name.place).or_default().insert(self.whose().block(meaning));
         }
         for (place, keys) in of {
             self.refused(keys.len(), why);
@@ -282,9 +282,9 @@ impl Publisher {
 
     /// Takes the links of blocks out of a run.
     fn without(&self, links: &mut HashMap<Name, Option<Meaning>>, place: Place, blocks: &HashSet<[u8; 16]>) {
-        let partition = self.worker.partition();
+        let whose = self.whose();
         links.retain(|name, meaning| {
-            let key = meaning.filter(|_| name.place == place).map(|it| it.block_key(partition, self.base));
+            let key = meaning.filter(|_| name.place == place).map(|meaning| whose.block(meaning));
             key.is_none_or(|key| !blocks.contains(&key))
         });
     }

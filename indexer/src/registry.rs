@@ -415,8 +415,8 @@ impl Registry {
         if role == Role::Standby {
             return Ok(());
         }
-        if !tending.begun && !self.begin(store, lease, tending)? {
-            return Ok(());
+        if !tending.begun {
+            self.begin(store, lease, tending)?;
         }
         let mut state = self.lock();
         // Also those that another indexer has registered meanwhile.
@@ -429,29 +429,39 @@ impl Registry {
         self.clean(store, tending)
     }
 
-    /// Begins to take events in, after another one has. Returns whether the lease is still this one's: what takes long
-    /// renews it.
-    fn begin(&self, store: &mut Store, lease: &mut Lease, tending: &mut Tending) -> Result<bool, StoreError> {
+    /// Begins to take events in, after another one has.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`]: meanwhile another one has taken over.
+    fn begin(&self, store: &mut Store, lease: &mut Lease, tending: &mut Tending) -> Result<(), StoreError> {
+        let mut renewed = Instant::now();
+        let mut may_go_on = |store: &mut Store| {
+            if renewed.elapsed() < lease.period() {
+                return Ok(());
+            }
+            renewed = Instant::now();
+            match lease.step(store)? {
+                Role::Active => Ok(()),
+                Role::Standby | Role::Adopted | Role::TookOver => Err(StoreError::Gone),
+            }
+        };
         if tending.is_slow_one_there {
             let workers = store.workers()?;
             for old in &workers {
                 let next = rand::random();
                 let marked = Worker { next: Some(next), ..old.clone() };
                 let new = Worker { incarnation: next, next: None, ..old.clone() };
-                // Another one has taken over, or the worker has gone.
                 if !store.swap_worker(Some(old), Some(&marked))? {
-                    return Ok(false);
+                    return Err(StoreError::Gone);
                 }
-                if !store.copy(old, &new, self.shared.base)? {
+                if !store.copy(old, &new, &mut may_go_on)? {
                     store.hide(new.id(), |_| true)?;
                     store.forget(new.id())?;
                 }
                 store.swap_worker(Some(&marked), Some(&new))?;
                 store.hide(old.id(), |_| true)?;
                 store.forget(old.id())?;
-                if lease.step(store)? != Role::Active {
-                    return Ok(false);
-                }
+                may_go_on(store)?;
             }
             tending.is_slow_one_there = false;
         } else {
@@ -466,12 +476,10 @@ impl Registry {
         // The bits of a new table are all unknown.
         let _registering = self.registering();
         while !store.index.clean(CLEANED)?.is_done {
-            if lease.step(store)? != Role::Active {
-                return Ok(false);
-            }
+            may_go_on(store)?;
         }
         (tending.begun, tending.sweep) = (true, true);
-        Ok(true)
+        Ok(())
     }
 
     /// A step of what is to be cleaned: bits of holders that are gone, and links of blocks that are.
@@ -483,14 +491,9 @@ impl Registry {
             let _registering = self.registering();
             tending.clean = !store.index.clean(CLEANED)?.is_done;
         }
-        if tending.sweep {
-            let workers: HashMap<PublisherId, Worker> = self
-                .lock()
-                .workers
-                .values()
-                .map(|known| (known.worker.id(), (*known.worker).clone()))
-                .collect();
-            let (swept, is_done) = store.sweep(&mut tending.cursor, &workers, self.shared.base)?;
+        // What only those have who are not cleaned yet is not swept.
+        if tending.sweep && !tending.clean {
+            let (swept, is_done) = store.sweep(&mut tending.cursor, self.shared.base)?;
             self.shared.counts.swept.add(swept as u64);
             if is_done {
                 (tending.sweep, tending.cursor) = (false, None);

@@ -16,6 +16,7 @@
 use crate::chain::{self, Link};
 use crate::counts::Counts;
 use crate::events::{Batch, Content, EngineHash, Event, Stored, Tier};
+use crate::links::Whose;
 use crate::numbers::Known;
 use crate::store::{Found, Store, StoreError};
 use crate::worker::{Meaning, Name, Place, RANK_MAX, Worker};
@@ -161,14 +162,14 @@ pub fn first_run(batches: &[Told], worker: &Worker) -> usize {
 pub fn fold(
     batches: &[Told],
     orphans: &VecDeque<Orphan>,
-    of: (&Worker, u64),
+    of: (&Worker, Whose),
     holders: &BTreeMap<Place, Holder>,
     store: &mut Store,
 ) -> Result<Run, StoreError> {
-    let (worker, base) = of;
-    let known = store.look(worker, base, holders, &names_of(batches, worker, holders))?;
+    let (worker, whose) = of;
+    let known = store.look(whose, holders, &names_of(batches, worker, holders))?;
     let run = Run { orphans: orphans.clone(), ..Run::default() };
-    let mut fold = Fold { worker, base, known, store, evicts: None, run };
+    let mut fold = Fold { worker, whose, known, store, evicts: None, run };
     for told in batches {
         fold.batch(told)?;
     }
@@ -199,7 +200,7 @@ fn names_of(batches: &[Told], worker: &Worker, holders: &BTreeMap<Place, Holder>
 
 struct Fold<'a> {
     worker: &'a Worker,
-    base: u64,
+    whose: Whose,
     known: HashMap<Name, Found>,
     store: &'a mut Store,
     /// Whether the table evicts, once it was asked.
@@ -310,7 +311,7 @@ impl Fold<'_> {
         }
         let named = |event: &Option<String>, own: &str| event.as_deref().unwrap_or(own).to_owned();
         let (lora, salt) = (named(&stored.lora, &self.worker.lora), named(&stored.salt, &self.worker.salt));
-        let seed = chain::seed_of(self.base, &lora, &salt);
+        let seed = chain::seed_of(self.whose.base, &lora, &salt);
         let parent = match (&stored.content, stored.parent) {
             (Content::Rolling(_), _) | (Content::Tokens(_), None) => None,
             (Content::Tokens(_), Some(parent)) => match self.parent(place.rank, stored.group, parent) {
@@ -321,7 +322,8 @@ impl Fold<'_> {
                 }
             },
         };
-        let Some(links) = chain::of_stored(stored, parent, self.worker.block_size, self.base, seed) else {
+        let Some(links) = chain::of_stored(stored, parent, self.worker.block_size, self.whose.base, seed)
+        else {
             self.run.counts.ignored.one();
             tracing::warn!(worker = %self.worker.instance, number, "an event's tokens are not those of its blocks; it is ignored");
             return false;
@@ -330,7 +332,7 @@ impl Fold<'_> {
         let words = self.run.blocks.entry(place).or_default();
         for ((hash, link), _) in stored.hashes.iter().zip(links).zip(gone).filter(|(_, gone)| !**gone) {
             let meaning = Meaning { link, is_rolling };
-            words.insert(meaning.block_key(self.worker.partition(), self.base), Word::Stored);
+            words.insert(self.whose.block(meaning), Word::Stored);
             self.run.links.insert(Name { place, group: stored.group, hash: *hash }, Some(meaning));
         }
         true
@@ -373,7 +375,7 @@ impl Fold<'_> {
             };
             self.run.links.insert(name, None);
             if let Some(meaning) = meaning {
-                let key = meaning.block_key(self.worker.partition(), self.base);
+                let key = self.whose.block(meaning);
                 self.run.blocks.entry(place).or_default().insert(key, Word::Removed);
             }
         }

@@ -1,23 +1,17 @@
 //! The table: what is read and changed of it, for publishers and for queries.
 
 use crate::events::Tier;
-use crate::worker::{
-    Holding, LINK, LinkEntry, Meaning, Name, Partition, Place, Progress, PublisherId, Worker, link_key,
-    moved_link,
-};
-use oneread::error::{FeedError, GetError, MutateError, PutError};
-use oneread::{Client, PutOutcome, ScanCursor, SwapOutcome};
+use crate::worker::{Holding, Meaning, Partition, Place, Progress, PublisherId, Worker};
+use oneread::error::{FeedError, GetError, MutateError};
+use oneread::{Client, ScanCursor, SwapOutcome};
 use oneread_prefix::{Added, Digests, Holder, KEY_BYTES, PlacementIndex, PrefixError};
 use serde_json::{Value, json};
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 const VERSION: &[u8] = b"#v";
 /// The longest entry of a worker that is registered: with its next incarnation it is less than the longest value that each
 /// table of holders has.
 const WORKER_BYTES_MAX: usize = 1_200;
-/// Entries that a step of [`Store::sweep`] looks at.
-const SWEEP: usize = 4_096;
 
 /// Why the table did not answer, or did not change.
 #[derive(Debug, thiserror::Error)]
@@ -284,42 +278,7 @@ impl Store {
         Ok(())
     }
 
-    // ---- links ----------------------------------------------------------------------------------
-
-    /// What is known of names, and whether the worker has their blocks. Those of which nothing is known are left out. READs
-    /// only.
-    ///
-    /// # Errors
-    /// The table's.
-    pub fn look(
-        &mut self,
-        worker: &Worker,
-        base: u64,
-        holders: &BTreeMap<Place, Holder>,
-        names: &[Name],
-    ) -> Result<HashMap<Name, Found>, StoreError> {
-        let keys: Vec<[u8; 15]> = names.iter().map(|name| link_key(worker.id(), *name)).collect();
-        let entry = |found: Result<Option<Vec<u8>>, _>| LinkEntry::from_bytes(&found.ok()??);
-        let entries = names.iter().zip(self.client.get_many(&keys)?);
-        let there: Vec<(Name, Meaning)> =
-            entries.filter_map(|(name, found)| Some((*name, entry(found)?.meaning))).collect();
-        let keys: Vec<[u8; 16]> =
-            there.iter().map(|(_, meaning)| meaning.block_key(worker.partition(), base)).collect();
-        let sets = self.index.sets(&Digests::from(&keys[..]))?;
-        // Whoever was dropped has nothing, whoever has his bit by now.
-        let mut live = HashMap::new();
-        for (place, holder) in holders {
-            match self.index.check(holder) {
-                Ok(()) => drop(live.insert(place, holder)),
-                Err(PrefixError::HolderGone { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let found = |((name, meaning), set): ((Name, Meaning), oneread_prefix::BlockSet)| {
-            (name, Found { meaning, is_had: live.get(&name.place).is_some_and(|holder| set.has(holder)) })
-        };
-        Ok(there.into_iter().zip(sets).map(found).collect())
-    }
+    // ---- changes of blocks ----------------------------------------------------------------------
 
     /// Adds blocks to a holder.
     ///
@@ -341,93 +300,15 @@ impl Store {
         failed.map(|()| removed)
     }
 
-    /// Writes links. Those that find no room do not stop the others.
-    ///
-    /// # Errors
-    /// The table's. It may be repeated.
-    pub fn put_links(
-        &mut self,
-        links: &[([u8; 15], [u8; 32])],
-    ) -> Result<Vec<Result<PutOutcome, PutError>>, StoreError> {
-        if links.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (some, failed) = self.step(links.len());
-        let put = self.client.put_many(&links[..some])?;
-        failed.map(|()| put)
-    }
-
-    /// Takes links away.
-    ///
-    /// # Errors
-    /// The table's. It may be repeated.
-    pub fn remove_links(&mut self, keys: &[[u8; 15]]) -> Result<(), StoreError> {
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let (some, failed) = self.step(keys.len());
-        self.client.remove_many(&keys[..some])?;
-        failed
-    }
-
     /// How many keys of a change are made, and what becomes of the others. Tests count changes, and have one fail half way.
     #[cfg(not(test))]
-    fn step(&mut self, keys: usize) -> (usize, Result<(), StoreError>) {
+    pub(crate) fn step(&mut self, keys: usize) -> (usize, Result<(), StoreError>) {
         (keys, Ok(()))
     }
 
     #[cfg(test)]
-    fn step(&mut self, keys: usize) -> (usize, Result<(), StoreError>) {
+    pub(crate) fn step(&mut self, keys: usize) -> (usize, Result<(), StoreError>) {
         self.steps.next(keys)
-    }
-
-    /// Copies all that a publisher has to another one, which has nothing before. Returns `false` if its blocks were hidden
-    /// meanwhile: then the copy is not to be used.
-    ///
-    /// # Errors
-    /// The table's. It may be repeated.
-    pub fn copy(&mut self, from: &Worker, to: &Worker, base: u64) -> Result<bool, StoreError> {
-        let (old, new) = (from.id(), to.id());
-        self.hide(new, |_| true)?;
-        self.forget(new)?;
-        let before = self.holders_of(old)?;
-        let progress = self.progress(old)?.unwrap_or_default();
-        let mut holders: BTreeMap<Place, Holder> = BTreeMap::new();
-        let mut cursor: Option<ScanCursor> = None;
-        loop {
-            let mut scan = self.client.scan().prefix(&[b'#', LINK]).values(true);
-            if let Some(cursor) = cursor.take() {
-                scan = scan.from(cursor);
-            }
-            let Some(batch) = scan.next_batch()? else { break };
-            cursor = Some(scan.cursor());
-            let mut blocks: BTreeMap<Place, Vec<[u8; 16]>> = BTreeMap::new();
-            let mut links = Vec::new();
-            for entry in batch {
-                if let Some(found) = entry.value.as_deref().and_then(LinkEntry::from_bytes)
-                    && found.id == old
-                    && let Some(key) = moved_link(&entry.key, old, new)
-                {
-                    blocks
-                        .entry(found.place)
-                        .or_default()
-                        .push(found.meaning.block_key(to.partition(), base));
-                    links.push((key, LinkEntry { id: new, ..found }.to_bytes()));
-                }
-            }
-            for (place, keys) in blocks {
-                let holder = match holders.entry(place) {
-                    Entry::Occupied(there) => there.into_mut(),
-                    Entry::Vacant(free) => free.insert(self.index.holder(&place.holder_name(to))?),
-                };
-                self.index.add(holder, &Digests::from(&keys[..]), 0)?;
-            }
-            for put in self.client.put_many(&links)? {
-                put.map_err(PrefixError::Refused)?;
-            }
-        }
-        self.put_progress(new, progress)?;
-        Ok(self.holders_of(old)? == before)
     }
 
     /// Some blocks of a partition, and who has them. `None` behind the last ones. Each call goes on from the cursor.
@@ -459,55 +340,5 @@ impl Store {
         })?;
         let one = |(hash, workers): (&u64, Vec<Value>)| json!({ "seq_hash": hash, "workers": workers });
         Ok(Some(hashes.iter().zip(workers).filter(|(_, workers)| !workers.is_empty()).map(one).collect()))
-    }
-
-    /// Takes links away of blocks that their workers have no more, in a step. Returns how many, and whether the walk has
-    /// come to its end.
-    ///
-    /// A link is written behind its block, and taken away behind it, so one without a block is nobody's. It is removed
-    /// only as it was seen: its block may come again meanwhile, and the link then has another stamp.
-    ///
-    /// # Errors
-    /// The table's.
-    pub fn sweep(
-        &mut self,
-        cursor: &mut Option<ScanCursor>,
-        workers: &HashMap<PublisherId, Worker>,
-        base: u64,
-    ) -> Result<(usize, bool), StoreError> {
-        let (mut seen, mut swept) = (0, 0);
-        while seen < SWEEP {
-            let mut scan = self.client.scan().prefix(&[b'#', LINK]).values(true);
-            if let Some(cursor) = cursor.take() {
-                scan = scan.from(cursor);
-            }
-            let Some(batch) = scan.next_batch()? else { return Ok((swept, true)) };
-            *cursor = Some(scan.cursor());
-            let entry = |entry: oneread::ScannedKey| {
-                let value = entry.value?;
-                Some((entry.key, LinkEntry::from_bytes(&value)?, value))
-            };
-            let entries: Vec<_> = batch.into_iter().filter_map(entry).collect();
-            seen += entries.len().max(1);
-            let key_of = |entry: &LinkEntry| {
-                let worker = workers.get(&entry.id)?;
-                Some(entry.meaning.block_key(worker.partition(), base))
-            };
-            // What nobody has registered is not looked for: its block may be another worker's, too.
-            let keys: Vec<[u8; 16]> =
-                entries.iter().map(|(_, entry, _)| key_of(entry).unwrap_or_default()).collect();
-            let mut is_held = vec![false; keys.len()];
-            self.index.holders_of(&Digests::from(&keys[..]), |block, holder| {
-                let (_, entry, _) = &entries[block];
-                let holding = Holding::of(holder.name());
-                is_held[block] |= holding.is_some_and(|it| it.id == entry.id && it.place == entry.place);
-            })?;
-            for ((key, _, value), is_held) in entries.iter().zip(is_held) {
-                if !is_held && self.client.remove_if(key, value)? == SwapOutcome::Swapped {
-                    swept += 1;
-                }
-            }
-        }
-        Ok((swept, false))
     }
 }

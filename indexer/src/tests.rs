@@ -17,17 +17,26 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+mod links;
 mod runs;
 
 /// Changes of the table: how many were made, and which one fails, half way.
 #[derive(Clone, Debug, Default)]
 pub struct Steps(Arc<Mutex<StepsState>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct StepsState {
     made: usize,
     /// How many are made before one that fails, and what part of its keys is changed, in eighths.
     fails: Option<(usize, usize)>,
+    /// How many are made before somebody else comes between, and who.
+    then: Option<(usize, Box<dyn FnOnce() + Send>)>,
+}
+
+impl std::fmt::Debug for StepsState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} changes", self.made)
+    }
 }
 
 impl Steps {
@@ -35,6 +44,16 @@ impl Steps {
     pub fn next(&self, keys: usize) -> (usize, Result<(), StoreError>) {
         let mut state = self.0.lock().unwrap();
         state.made += 1;
+        if let Some((left, then)) = state.then.take() {
+            match left.checked_sub(1) {
+                Some(left) => state.then = Some((left, then)),
+                None => {
+                    drop(state);
+                    then();
+                    state = self.0.lock().unwrap();
+                }
+            }
+        }
         match &mut state.fails {
             Some((0, eighths)) => {
                 let some = keys * *eighths / 8;
@@ -52,6 +71,17 @@ impl Steps {
     /// Has one fail, behind so many.
     fn fail(&self, behind: usize, eighths: usize) {
         self.0.lock().unwrap().fails = Some((behind, eighths));
+    }
+
+    /// Has somebody come between, behind so many.
+    fn then(&self, behind: usize, who: Box<dyn FnOnce() + Send>) {
+        self.0.lock().unwrap().then = Some((behind, who));
+    }
+
+    /// Nobody comes between any more, and nothing fails.
+    fn nothing_else(&self) {
+        let mut state = self.0.lock().unwrap();
+        (state.then, state.fails) = (None, None);
     }
 
     /// How many were made since this was asked before.

@@ -3,7 +3,8 @@
 //! ```text
 //! worker   '#' 'r' id (8)                       ->  a Worker as JSON
 //! number   '#' 'n' id (8)                       ->  a Progress
-//! link     '#' 'x' hash (13)                    ->  a LinkEntry: an engine's hash -> what queries ask for
+//! link     '#' 'y' hash (13)                    ->  a CommonLink: an engine's hash -> what queries ask for
+//! own link '#' 'x' hash (13)                    ->  a LinkEntry: of a worker that means something else by a hash
 //! version  '#' 'v'                              ->  a number that each change of workers makes higher
 //! lease    '#' 'l'                              ->  who takes events in (lease.rs)
 //! peer     '#' 'q' hash (8)                     ->  the URL of another indexer
@@ -42,6 +43,12 @@ impl Partition {
     /// Of a model and a tenant.
     pub fn of(model: &str, tenant: &str) -> Partition {
         Partition(hash_of(&[model, tenant]))
+    }
+
+    /// From a holder's name.
+    pub fn of_holder(name: &str) -> Option<Partition> {
+        let (partition, _) = name.strip_prefix("k1/")?.split_once('/')?;
+        u64::from_str_radix(partition, 16).ok().map(Partition)
     }
 
     /// Of rolling hashes that were published as such, whose adapter and salt are named beside: the hashes have nothing
@@ -284,7 +291,74 @@ pub struct Name {
     pub hash: EngineHash,
 }
 
-/// The key of a link: of a name.
+/// The key of a common link: of what a model's and tenant's workers call a block, wherever they have it.
+pub fn common_key(partition: Partition, name: Name) -> [u8; 15] {
+    let mut bytes = [0; 28];
+    bytes[..8].copy_from_slice(&partition.0.to_le_bytes());
+    bytes[8..12].copy_from_slice(&name.group.to_le_bytes());
+    bytes[12..].copy_from_slice(&name.hash.0);
+    let mut key = [b'#'; 15];
+    key[1] = COMMON;
+    key[2..].copy_from_slice(&xxh3_128(&bytes).to_le_bytes()[..LINK_HASH]);
+    key
+}
+
+/// The kind of a common link's key.
+pub const COMMON: u8 = b'y';
+
+/// What a hash means to all workers of a model and tenant but those that have own links of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommonLink {
+    /// What it means.
+    pub meaning: Meaning,
+    /// The block's partition.
+    pub partition: Partition,
+    /// A number that each store of the block makes another one. It has 56 bits.
+    pub stamp: u64,
+}
+
+impl CommonLink {
+    /// The form that this version writes and reads; the next one is this of rolling hashes.
+    const FORM: u8 = 1;
+    const FORM_ROLLING: u8 = 2;
+
+    /// The key of the block.
+    pub fn block_key(self) -> [u8; 16] {
+        self.partition.key(self.meaning.link.rolling)
+    }
+
+    /// The bytes of the entry.
+    pub fn to_bytes(self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        let Meaning { link, is_rolling } = self.meaning;
+        bytes[..8].copy_from_slice(&self.stamp.to_le_bytes());
+        bytes[7] = if is_rolling { CommonLink::FORM_ROLLING } else { CommonLink::FORM };
+        bytes[8..16].copy_from_slice(&link.rolling.to_le_bytes());
+        bytes[16..24].copy_from_slice(&link.seed.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.partition.0.to_le_bytes());
+        bytes
+    }
+
+    /// Of these bytes. `None` for what no version up to this one has written.
+    pub fn from_bytes(bytes: &[u8]) -> Option<CommonLink> {
+        let (numbers, []) = bytes.as_chunks::<8>() else { return None };
+        let [stamp, rolling, seed, partition]: [[u8; 8]; 4] = numbers.try_into().ok()?;
+        let [.., form] = stamp;
+        let is_rolling = match form {
+            CommonLink::FORM => false,
+            CommonLink::FORM_ROLLING => true,
+            _ => return None,
+        };
+        let link = Link { rolling: u64::from_le_bytes(rolling), seed: u64::from_le_bytes(seed) };
+        let stamp = u64::from_le_bytes(stamp) & CommonLink::STAMP;
+        let partition = Partition(u64::from_le_bytes(partition));
+        Some(CommonLink { meaning: Meaning { link, is_rolling }, partition, stamp })
+    }
+
+    const STAMP: u64 = u64::MAX >> 8;
+}
+
+/// The key of a worker's own link: of a name.
 pub fn link_key(id: PublisherId, name: Name) -> [u8; 15] {
     let mut bytes = [0; 25];
     bytes[..4].copy_from_slice(&name.place.rank.to_le_bytes());
@@ -305,7 +379,7 @@ pub fn moved_link(key: &[u8], from: PublisherId, to: PublisherId) -> Option<[u8;
     Some(key)
 }
 
-/// The kind of a link's key.
+/// The kind of an own link's key.
 pub const LINK: u8 = b'x';
 
 /// Beside a tier: the block was told by its rolling hash.
@@ -321,10 +395,14 @@ pub struct Meaning {
 }
 
 impl Meaning {
+    /// The block's partition, of a worker with this one.
+    pub fn partition(self, partition: Partition, base: u64) -> Partition {
+        if self.is_rolling { partition.of_rolling(self.link.seed, base) } else { partition }
+    }
+
     /// The key of the block.
     pub fn block_key(self, partition: Partition, base: u64) -> [u8; 16] {
-        let partition = if self.is_rolling { partition.of_rolling(self.link.seed, base) } else { partition };
-        partition.key(self.link.rolling)
+        self.partition(partition, base).key(self.link.rolling)
     }
 }
 
@@ -422,8 +500,15 @@ mod tests {
                 stamp: 5,
             };
             assert_eq!(LinkEntry::from_bytes(&entry.to_bytes()), Some(entry));
+            let (meaning, partition) = (entry.meaning, one().partition());
+            let common = CommonLink { meaning, partition, stamp: u64::MAX >> 8 };
+            assert_eq!(CommonLink::from_bytes(&common.to_bytes()), Some(common));
+            let wrapped = CommonLink { stamp: u64::MAX, ..common };
+            assert_eq!(wrapped.to_bytes(), common.to_bytes(), "a stamp wraps at 56 bits");
         }
         assert_eq!(LinkEntry::from_bytes(&[9; 32]), None);
+        assert_eq!(CommonLink::from_bytes(&[9; 32]), None);
+        assert_eq!(CommonLink::from_bytes(&[1; 31]), None);
         assert_eq!(LinkEntry::from_bytes(&[0; 31]), None);
     }
 
@@ -473,6 +558,12 @@ mod tests {
             key(place(0, Tier::Gpu), 0, 2),
             link_key(next.id(), name(place(0, Tier::Gpu), 0, 1)),
         ];
+        let common = |partition, group, hash| common_key(partition, name(place(0, Tier::Gpu), group, hash));
+        let other = Partition::of("m", "u");
+        let commons =
+            [common(partition, 0, 1), common(partition, 1, 1), common(partition, 0, 2), common(other, 0, 1)];
+        assert_eq!(commons[0], common_key(partition, name(place(7, Tier::Disk), 0, 1)), "wherever it is");
+        let keys: Vec<_> = keys.into_iter().chain(commons).collect();
         let different: std::collections::HashSet<_> = keys.iter().collect();
         assert_eq!(different.len(), keys.len());
         assert_eq!(moved_link(&keys[0], worker.id(), next.id()), Some(keys[5]));

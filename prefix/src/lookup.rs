@@ -29,9 +29,20 @@ pub struct HolderPrefix {
 pub struct BlockSet(HolderSet);
 
 impl BlockSet {
+    /// From the value of a block's entry, in a table whose blocks have entries of their own.
+    pub fn from_bytes(value: &[u8]) -> BlockSet {
+        BlockSet(HolderSet::from_bytes(value))
+    }
+
     /// Whether this holder is in it.
     pub fn has(&self, holder: &Holder) -> bool {
         self.0.has(holder.bit)
+    }
+
+    /// Whether somebody else is in it than this holder.
+    pub fn has_others(&self, holder: Option<&Holder>) -> bool {
+        let own = holder.map(|holder| HolderSet::of(holder.bit)).unwrap_or_default();
+        !self.0.and_not(&own).is_empty()
     }
 
     /// Nobody has the block, or there is no entry of it.

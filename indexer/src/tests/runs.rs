@@ -8,11 +8,11 @@ use crate::source::{batch, cleared, removed, stored};
 use crate::store::Store;
 use crate::worker::{Progress, Worker};
 use oneread_prefix::Digests;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A worker that may be asked for batches again.
-fn worker(instance: &str) -> Worker {
+pub fn worker(instance: &str) -> Worker {
     Worker {
         instance: instance.into(),
         rank: 0,
@@ -29,13 +29,13 @@ fn worker(instance: &str) -> Worker {
     }
 }
 
-fn publisher(store: &mut Store, worker: &Worker) -> Publisher {
+pub fn publisher(store: &mut Store, worker: &Worker) -> Publisher {
     let worker = Arc::new(worker.clone());
     Publisher::load(store, worker, crate::chain::SEED, Arc::default(), Arc::default()).unwrap()
 }
 
 /// A table in which some workers are registered.
-fn table_of(workers: &[Worker]) -> (Table, Store) {
+pub fn table_of(workers: &[Worker]) -> (Table, Store) {
     let table = Table::new();
     let mut store = table.store();
     for worker in workers {
@@ -46,18 +46,17 @@ fn table_of(workers: &[Worker]) -> (Table, Store) {
 
 /// What is in the table: who has each block, how far batches were taken in, and what there is to name blocks by.
 #[derive(Debug, PartialEq)]
-struct Contents {
-    blocks: BTreeMap<Vec<u8>, BTreeSet<String>>,
-    links: BTreeMap<Vec<u8>, Vec<u8>>,
+pub struct Contents {
+    pub blocks: BTreeMap<Vec<u8>, BTreeSet<String>>,
+    pub links: BTreeMap<Vec<u8>, Vec<u8>>,
     last: Vec<Option<(u64, u64)>>,
 }
 
 impl Contents {
-    fn of(store: &mut Store, workers: &[Worker]) -> Contents {
-        let by_id: HashMap<_, _> = workers.iter().map(|worker| (worker.id(), worker.clone())).collect();
+    pub fn of(store: &mut Store, workers: &[Worker]) -> Contents {
         while !store.index.clean(usize::MAX).unwrap().is_done {}
         let mut cursor = None;
-        while !store.sweep(&mut cursor, &by_id, crate::chain::SEED).unwrap().1 {}
+        while !store.sweep(&mut cursor, crate::chain::SEED).unwrap().1 {}
         let (mut keys, mut links) = (Vec::new(), BTreeMap::new());
         let mut scan = store.client.scan().values(true);
         while let Some(batch) = scan.next_batch().unwrap() {
@@ -67,6 +66,8 @@ impl Contents {
                 } else if entry.key.starts_with(b"#x") {
                     // But for the stamp.
                     links.insert(entry.key, entry.value.unwrap()[..28].to_vec());
+                } else if entry.key.starts_with(b"#y") {
+                    links.insert(entry.key, entry.value.unwrap()[7..].to_vec());
                 }
             }
         }
@@ -84,26 +85,39 @@ impl Contents {
 
 /// An engine that tells what it does, as batches. Either it calls some blocks by two hashes, or it is odd: with both, a block
 /// that waits for its parent may come back when another name of it has gone.
-struct Engine {
-    has: BTreeSet<u64>,
+pub struct Engine {
+    pub has: BTreeSet<u64>,
     /// It also tells blocks before their parents, and in one batch of parents that go and of their children.
     is_odd: bool,
+    /// It calls some blocks by two hashes.
+    has_two: bool,
     late: Vec<Value>,
-    told: Vec<Vec<u8>>,
+    pub told: Vec<Vec<u8>>,
+    /// Engines with different numbers call some blocks as the others call other blocks.
+    number: u32,
 }
 
 impl Engine {
-    fn name(block: u32, alias: u32) -> u64 {
+    pub fn new(is_odd: bool, has_two: bool, number: u32) -> Engine {
+        Engine { has: BTreeSet::new(), is_odd, has_two, late: Vec::new(), told: Vec::new(), number }
+    }
+
+    fn name(&self, block: u32, alias: u32) -> u64 {
+        let block = match block % 7 {
+            1 => block + self.number,
+            2 => block - self.number,
+            _ => block,
+        };
         u64::from(block) * 2 + u64::from(alias) + 7
     }
 
-    fn tells(&mut self, dice: &mut Dice) {
+    pub fn tells(&mut self, dice: &mut Dice) {
         let (mut events, mut has_stored) = (Vec::new(), false);
         for _ in 0..1 + dice.roll(3) {
             let (prompt, from) = (dice.roll(PROMPTS), dice.roll(DEPTH));
             let path: Vec<u32> = (0..DEPTH).map(|depth| block(prompt, depth)).collect();
-            let has_two = !self.is_odd;
-            let alias = |block: &u32| Engine::name(*block, u32::from(has_two) * dice_of(*block, prompt));
+            let name = |block: &u32| self.name(*block, u32::from(self.has_two) * dice_of(*block, prompt));
+            let names: Vec<u64> = path.iter().map(name).collect();
             match dice.roll(24) {
                 0 => {
                     self.has.clear();
@@ -111,7 +125,7 @@ impl Engine {
                     (events, has_stored) = (vec![cleared()], false);
                 }
                 1..9 => {
-                    let name = alias(&path[from as usize]);
+                    let name = names[from as usize];
                     // Also one that it does not have. What goes in the batch of its child is not known when that comes again.
                     let is_wanted = self.is_odd || !has_stored;
                     if is_wanted && (self.has.remove(&name) || dice.roll(4) == 0) {
@@ -119,14 +133,13 @@ impl Engine {
                     }
                 }
                 _ => {
-                    let has = path.iter().take_while(|block| self.has.contains(&alias(block))).count();
+                    let has = names.iter().take_while(|name| self.has.contains(name)).count();
                     let at = has.min(from as usize);
-                    let some = &path[at..(at + 1 + dice.roll(5) as usize).min(path.len())];
-                    let names: Vec<u64> = some.iter().map(alias).collect();
-                    let all: Vec<u32> = some.iter().flat_map(|block| tokens(*block)).collect();
-                    let parent = at.checked_sub(1).map(|before| alias(&path[before]));
-                    self.has.extend(&names);
-                    let event = stored(parent, &names, &all, 4);
+                    let end = (at + 1 + dice.roll(5) as usize).min(path.len());
+                    let all: Vec<u32> = path[at..end].iter().flat_map(|block| tokens(*block)).collect();
+                    let parent = at.checked_sub(1).map(|before| names[before]);
+                    self.has.extend(&names[at..end]);
+                    let event = stored(parent, &names[at..end], &all, 4);
                     if self.is_odd && dice.roll(6) == 0 {
                         self.late.push(event);
                     } else {
@@ -165,7 +178,7 @@ fn runs_leave_what_batches_leave() {
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let is_odd = seed % 3 == 2;
-        let mut engine = Engine { has: BTreeSet::new(), is_odd, late: Vec::new(), told: Vec::new() };
+        let mut engine = Engine::new(is_odd, !is_odd, 0);
         (0..40).for_each(|_| engine.tells(&mut dice));
         let one = worker("one");
         let workers = [one.clone()];
@@ -200,6 +213,7 @@ fn runs_leave_what_batches_leave() {
                 break;
             }
         }
+        steps.nothing_else();
         let (expected, found) = (Contents::of(&mut expected, &workers), Contents::of(&mut store, &workers));
         assert_eq!(found.blocks, expected.blocks, "seed {seed}");
         if !is_odd {
