@@ -300,6 +300,8 @@ pub enum Rule {
     OwnerTwice,
     /// O8: an owner who has come back is not removed for having been away.
     OwnerBack,
+    /// O9: one thread at a time has the right to hide an owner's entries.
+    OwnerOnce,
     /// L16: who has the lock of an owner takes no key's.
     OwnerLast,
     /// P1: a key has one put that is started.
