@@ -41,7 +41,7 @@ pub struct LoggedTable {
 pub(super) enum Visible {
     /// When the disk had their records (K1): the log has all that a table of its server's had.
     OnDisk = 0,
-    /// At once: a table that outlives its server may have more than the log.
+    /// At once: a table that outlives its server may have more than the log (K10).
     AtOnce = 1,
 }
 

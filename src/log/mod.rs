@@ -201,6 +201,31 @@ impl LogOnDisk {
         self.found.files.iter().filter(|file| file.end > from).map(|file| file.bytes).sum()
     }
 
+    /// Whether a table that outlived its server may have changes that the log has not: of records that were in memory when
+    /// the server was killed. Of records that were removed by request anyway.
+    pub fn may_lack(&self, was_killed: bool) -> bool {
+        let last = self.found.files.last().map(|file| file.visible);
+        let lacks_last = match last {
+            Some(Visible::AtOnce) => was_killed,
+            Some(Visible::OnDisk) | None => false,
+        };
+        lacks_last || self.found.is_shortened
+    }
+
+    /// Where the log goes on. A new one draws its number.
+    ///
+    /// # Errors
+    /// [`LogError`].
+    pub fn position(&mut self) -> Result<LogPosition, LogError> {
+        if self.found.id == 0 {
+            let drawn = random::number();
+            let what = "drawing a number for";
+            self.found.id =
+                drawn.map_err(|source| LogError::Os { what, name: "a log".to_owned(), source })?;
+        }
+        Ok(LogPosition { id: self.found.id, from: self.records().end })
+    }
+
     /// Bytes that were cut off the end: they were not synced.
     pub fn cut(&self) -> u64 {
         self.found.cut
@@ -219,7 +244,7 @@ impl LogOnDisk {
     }
 
     /// Goes on from a snapshot: its table has what all records below this one did. So none of them may be missing, but
-    /// for those at the end that the snapshot has, and no disk.
+    /// for those at the end that the snapshot has, and no disk. Their numbers are not given again.
     ///
     /// # Errors
     /// [`LogError`].
@@ -243,17 +268,14 @@ impl LogOnDisk {
             let name = name.to_owned();
             move |source| LogError::Os { what, name, source }
         };
-        let next = self.records().end;
-        if self.found.id == 0 {
-            self.found.id = random::number().map_err(failed("drawing a number for", "a log"))?;
-        }
+        let LogPosition { id, from: next } = self.position()?;
         // A last file without a record has the name that the next one needs.
         if let Some(last) = self.found.files.pop_if(|last| last.first == last.end) {
             self.disk.remove(&last.name).map_err(failed("removing", &last.name))?;
         }
         let begun = (table, fsync.visible());
-        let writer = Writer::new(self.disk.clone(), self.found.id, next, begun)
-            .map_err(failed("making", &name_of(next)))?;
+        let writer =
+            Writer::new(self.disk.clone(), id, next, begun).map_err(failed("making", &name_of(next)))?;
         let files: VecDeque<LogFile> = self.found.files.into();
         let bytes = files.iter().map(|file| file.bytes).sum::<u64>() + writer.bytes;
         let state = LogState {
@@ -273,7 +295,7 @@ impl LogOnDisk {
             syncs: 0,
         };
         let shared = Arc::new(LogShared {
-            id: self.found.id,
+            id,
             fsync,
             disk: self.disk,
             state: Mutex::new(state),
@@ -490,6 +512,23 @@ impl Log {
         let waits = |state: &mut LogState| !state.waiting.is_empty() || state.being_made > 0;
         let state = lock_std(&self.shared.state);
         drop(self.shared.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Writes what is left, and waits until the disk has it. From then on the log takes nothing: the table is not changed any
+    /// more.
+    ///
+    /// # Errors
+    /// [`LogFailed`]: the disk may not have all that was visible (K10). Not if changes wait for it (K1).
+    pub fn finish(&self) -> Result<(), LogFailed> {
+        let mut state = lock_std(&self.shared.state);
+        state.is_ending = true;
+        self.shared.to_write.notify_one();
+        let is_left = |state: &mut LogState| state.durable < state.next && state.failed.is_none();
+        let state = self.shared.changed.wait_while(state, is_left).unwrap_or_else(PoisonError::into_inner);
+        match &state.failed {
+            Some(failed) if !self.must_wait() => Err(failed.clone()),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// The change of the key with this hash is visible (K3).
