@@ -190,8 +190,12 @@ pub enum Rule {
     LogLife,
     /// K8: that an owner has gone is on the disk before his entries are hidden.
     LogOwner,
+    /// K6: a number that a snapshot is past is not given again.
+    LogNumber,
     /// K9: of a table that is taken over, only the last record of each key is made again.
     LogLast,
+    /// K10: what a table has that outlived its server, and its log has not, is saved before the log goes on.
+    LogBehind,
     /// J1: a change is told under its key's lock.
     FeedLock,
     /// J2: the feed is on, and its number known, before a walk begins that is to join it.
@@ -300,6 +304,8 @@ pub enum Rule {
     OwnerTwice,
     /// O8: an owner who has come back is not removed for having been away.
     OwnerBack,
+    /// O9: one thread at a time has the right to hide an owner's entries.
+    OwnerOnce,
     /// L16: who has the lock of an owner takes no key's.
     OwnerLast,
     /// P1: a key has one put that is started.

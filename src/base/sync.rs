@@ -83,6 +83,18 @@ pub(crate) fn wait_until<'m, T>(
     guard
 }
 
+/// The shortest pause of a thread that waits for another one, which does not tell when it has ended.
+#[cfg(not(loom))]
+pub(crate) const NAP: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// Sleeps for the shortest pause. In a model it is the other thread's turn.
+pub(crate) fn nap() {
+    #[cfg(loom)]
+    yield_now();
+    #[cfg(not(loom))]
+    std::thread::sleep(NAP);
+}
+
 /// As [`lock`], for a mutex of the ends, which the model checker does not run.
 pub(crate) fn lock_std<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -25,14 +25,14 @@ pub(super) use left::LeftByOwner;
 use super::whole::Table;
 use crate::base::clock::Clock;
 use crate::base::random;
-use crate::base::sync::{Mutex, MutexGuard, lock, try_lock, yield_now};
+use crate::base::sync::{Condvar, Mutex, MutexGuard, lock, try_lock, wait_until};
 use crate::faults::{Rule, broken, by_rule, kept, obey, wait_ns};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::life::Life;
 use crate::layout::owners::{MASK_WORDS, NOT_COMMITTED, OWNER_MAX, bit, time_in, with_time};
 use crate::layout::slot::Key;
-use crate::log::{InBatch, Log, WaitsForDisk};
+use crate::log::{InBatch, WaitsForDisk};
 use crate::outcome::PutError;
 use crate::region::Region;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -101,6 +101,8 @@ struct OneOwner {
     /// Tells the owner from others that had the number before, or will have it (I4).
     tenure: u64,
     state: Mutex<OwnerState>,
+    /// Told when the owner's puts under way have ended, and when it is at another stage.
+    changed: Condvar,
 }
 
 /// The owner that a session asks for.
@@ -125,6 +127,8 @@ enum Stage {
     Here,
     /// The owner may not put any more. Its puts under way end.
     Closing,
+    /// Somebody has the right to hide the owner's entries ([`HidesOwner`]).
+    Going,
     /// The owner's entries are hidden.
     Hidden {
         /// When the owner's bit may be cleared. `None` while it still has entries.
@@ -135,8 +139,6 @@ enum Stage {
 #[derive(Debug)]
 struct OwnerState {
     stage: Stage,
-    /// Whether the log has the record that the owner goes, while it closes.
-    is_logged: bool,
     /// Whether the owner is in [`OwnersInCommon::going`].
     is_going: bool,
     sessions: u64,
@@ -308,7 +310,11 @@ impl OneOwner {
     }
 
     fn ends_put(&self) {
-        lock(&self.state).puts -= 1;
+        let mut state = lock(&self.state);
+        state.puts -= 1;
+        if state.puts == 0 && state.stage.is_on_its_way() {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -329,24 +335,6 @@ impl OwnersInCommon {
         going.push_back(Arc::clone(owner));
         self.going_count.store(going.len() as u64, Relaxed);
     }
-
-    /// O1: hides the entries of an owner, of which no put is under way.
-    fn set_hidden(&self, table: &Table, owner: &Arc<OneOwner>) {
-        let (region, word) = (table.region(), table.geometry().owner_word(owner.number));
-        table.observers().feed().tell_owner(owner.number, || {
-            let _all = lock(&self.all);
-            region.store(word, region.load(word) | bit(owner.number));
-        });
-        if let Some(log) = table.observers().log() {
-            log.owner_has_gone(owner.number);
-        }
-        // D7
-        obey(Rule::HidesCounted, || {
-            self.hides.fetch_add(1, Relaxed);
-        });
-        lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
-        self.goes(owner);
-    }
 }
 
 /// How far an owner is who is to be removed.
@@ -354,11 +342,12 @@ impl OwnersInCommon {
 pub(super) enum OwnerGoes {
     /// Its entries are not hidden yet. `is_new`: until now nobody was at it.
     Closes { is_new: bool },
-    /// It has none that is not hidden.
-    IsHidden,
+    /// It has none that is not hidden. `is_new`: this call has hidden them.
+    IsHidden { is_new: bool },
 }
 
-/// Hides the entries of an owner when the log has the record of that. Dropped before, the owner stays.
+/// The right to hide an owner's entries. One thread at a time has it, for all that is done then: the record of a log, the
+/// bit, the telling (O9). Dropped before, the owner stays.
 #[derive(Debug)]
 struct HidesOwner {
     table: Arc<Table>,
@@ -366,13 +355,55 @@ struct HidesOwner {
     owner: Option<Arc<OneOwner>>,
 }
 
+impl HidesOwner {
+    /// Takes the right, if the owner closes, no put of it is under way (O1), and nobody has it (O9).
+    fn take(table: &Arc<Table>, shared: &Arc<OwnersInCommon>, owner: &Arc<OneOwner>) -> Option<HidesOwner> {
+        let mut state = lock(&owner.state);
+        let may_be_taken = match state.stage {
+            Stage::Closing => state.puts == 0 || broken(Rule::OwnerPuts),
+            Stage::Going => broken(Rule::OwnerOnce),
+            Stage::Here | Stage::Hidden { .. } => false,
+        };
+        if !may_be_taken {
+            return None;
+        }
+        state.stage = Stage::Going;
+        drop(state);
+        Some(HidesOwner {
+            table: Arc::clone(table),
+            shared: Arc::clone(shared),
+            owner: Some(Arc::clone(owner)),
+        })
+    }
+
+    /// Hides them, and tells that the owner has gone.
+    fn hide(mut self) {
+        let Some(owner) = self.owner.take() else { return };
+        let (table, shared) = (&self.table, &self.shared);
+        let (region, word) = (table.region(), table.geometry().owner_word(owner.number));
+        table.observers().feed().tell_owner(owner.number, || {
+            let _all = lock(&shared.all);
+            region.store(word, region.load(word) | bit(owner.number));
+        });
+        // Before the number may be used again (K8).
+        if let Some(log) = table.observers().log() {
+            log.owner_has_gone(owner.number);
+        }
+        // D7
+        obey(Rule::HidesCounted, || {
+            shared.hides.fetch_add(1, Relaxed);
+        });
+        owner.set_stage(Stage::Hidden { clear_at_ns: None });
+        shared.goes(&owner);
+    }
+}
+
 impl WaitsForDisk for HidesOwner {
-    fn is_there(mut self: Box<Self>, at: InBatch) {
-        if let Some(owner) = self.owner.take() {
-            self.shared.set_hidden(&self.table, &owner);
-            if at == InBatch::Last {
-                self.table.news().tell();
-            }
+    fn is_there(self: Box<Self>, at: InBatch) {
+        let table = Arc::clone(&self.table);
+        self.hide();
+        if at == InBatch::Last {
+            table.news().tell();
         }
     }
 }
@@ -380,7 +411,7 @@ impl WaitsForDisk for HidesOwner {
 impl Drop for HidesOwner {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
-            lock(&owner.state).stage = Stage::Here;
+            owner.set_stage(Stage::Here);
             self.table.news().tell();
         }
     }
@@ -505,66 +536,51 @@ impl Owners {
         Some(OwnerSession { shared: Arc::clone(&self.0), owner, absent_for })
     }
 
-    /// Hides all entries of an owner; tidying then removes them. Returns whether this call hid them. Waits for the
-    /// owner's puts under way, and for another call that hides them.
-    pub fn remove(&self, table: &Table, number: u16) -> bool {
-        let owner = lock(&self.0.all).get(&number).map(Arc::clone);
-        owner.is_some_and(|owner| self.hide(table, &owner, |_| true))
-    }
-
-    /// Likewise, in a table with a log, without a wait.
+    /// Hides all entries of an owner; tidying then removes them. Returns whether this call has begun it. Sleeps until they
+    /// are hidden: until the owner's puts under way have ended, the log has the record, and another call that is at it has
+    /// ended (O7).
     ///
     /// # Errors
-    /// [`PutError::Withdrawn`]: the log's disk has failed.
-    pub fn try_remove(&self, table: &Arc<Table>, log: &Arc<Log>, number: u16) -> Result<OwnerGoes, PutError> {
-        let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else {
-            return Ok(OwnerGoes::IsHidden);
+    /// [`PutError::Withdrawn`]: the log's disk has failed, and the owner stays.
+    pub fn remove(&self, table: &Arc<Table>, number: u16) -> Result<bool, PutError> {
+        let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else { return Ok(false) };
+        let is_first = match self.close(&owner, |_| true) {
+            None | Some(Stage::Hidden { .. }) => return Ok(false),
+            Some(Stage::Here) => true,
+            Some(Stage::Closing | Stage::Going) if broken(Rule::OwnerTwice) => return Ok(false),
+            Some(Stage::Closing | Stage::Going) => false,
         };
-        match self.close(&owner, |_| true) {
-            None | Some(Stage::Hidden { .. }) => Ok(OwnerGoes::IsHidden),
-            Some(before) => {
-                // Whoever asked may go away before it is hidden: tidying goes on with it.
-                self.0.goes(&owner);
-                self.hide_later(table, log, &owner)?;
-                Ok(OwnerGoes::Closes { is_new: before == Stage::Here })
-            }
+        // O1
+        obey(Rule::OwnerPuts, || {
+            owner.sleep_until(|state| state.stage != Stage::Closing || state.puts == 0);
+        });
+        self.hide(table, &owner)?;
+        match owner.sleep_until(|state| !state.stage.is_on_its_way()) {
+            Stage::Hidden { .. } => Ok(is_first),
+            Stage::Here | Stage::Closing | Stage::Going => Err(PutError::Withdrawn),
         }
     }
 
-    /// O1. When this returns, the entries are hidden, unless the owner is there and `may_go` says that it stays.
-    /// Returns whether this call has hidden them.
-    fn hide(&self, table: &Table, owner: &Arc<OneOwner>, may_go: impl FnOnce(&OwnerState) -> bool) -> bool {
-        let (region, geometry) = (table.region(), table.geometry());
-        let word = geometry.owner_word(owner.number);
-        let wait_while = |is_so: &dyn Fn(&OwnerState) -> bool| {
-            while is_so(&lock(&owner.state)) {
-                region.load(word);
-                yield_now();
-            }
+    /// Likewise, for a thread that has others to serve: it does not wait. To be called until they are hidden.
+    ///
+    /// # Errors
+    /// As [`Owners::remove`].
+    pub fn try_remove(&self, table: &Arc<Table>, number: u16) -> Result<OwnerGoes, PutError> {
+        let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else {
+            return Ok(OwnerGoes::IsHidden { is_new: false });
         };
-        match self.close(owner, may_go) {
-            None => return false,
-            Some(Stage::Here) => {}
-            Some(Stage::Closing) => {
-                // O7: another call hides them.
-                obey(Rule::OwnerTwice, || wait_while(&|state| state.stage == Stage::Closing));
-                return false;
-            }
-            Some(Stage::Hidden { .. }) => return false,
-        }
-        obey(Rule::OwnerPuts, || wait_while(&|state| state.puts > 0));
-        // K8
-        let logged = table.observers().log().filter(|_| !broken(Rule::LogOwner));
-        let is_there = |log: &Arc<Log>| match log.owner_goes(owner.number) {
-            Ok(logged) => !log.must_wait() || log.wait(logged).is_ok(),
-            Err(_) => false,
+        let is_new = match self.close(&owner, |_| true) {
+            None | Some(Stage::Hidden { .. }) => return Ok(OwnerGoes::IsHidden { is_new: false }),
+            Some(Stage::Here) => true,
+            Some(Stage::Closing | Stage::Going) => false,
         };
-        if !logged.is_none_or(is_there) {
-            lock(&owner.state).stage = Stage::Here;
-            return false;
+        // Whoever asked may go away before it is hidden: tidying goes on with it.
+        self.0.goes(&owner);
+        self.hide(table, &owner)?;
+        match owner.stage() {
+            Stage::Hidden { .. } => Ok(OwnerGoes::IsHidden { is_new }),
+            Stage::Here | Stage::Closing | Stage::Going => Ok(OwnerGoes::Closes { is_new }),
         }
-        self.0.set_hidden(table, owner);
-        true
     }
 
     /// O1: from now on the owner puts nothing, if it is here, and may go. Returns where it was before. `None`: it stays.
@@ -575,26 +591,25 @@ impl Owners {
             if !may_go(&state) {
                 return None;
             }
-            (state.stage, state.is_logged) = (Stage::Closing, false);
+            state.stage = Stage::Closing;
         }
         Some(before)
     }
 
-    /// K8: has the log's thread hide the entries of an owner who is closing, if no put of it is under way any more. To be
-    /// called until they are hidden.
+    /// Hides the entries of an owner who is closing, if no put of it is under way any more, and nobody else is at it: now,
+    /// or when the log has the record (K8). Does not wait.
     ///
     /// # Errors
     /// [`PutError::Withdrawn`]: the log's disk has failed, and the owner stays.
-    fn hide_later(&self, table: &Arc<Table>, log: &Arc<Log>, owner: &Arc<OneOwner>) -> Result<(), PutError> {
-        let mut state = lock(&owner.state);
-        if state.stage != Stage::Closing || state.puts > 0 || std::mem::replace(&mut state.is_logged, true) {
-            return Ok(());
+    fn hide(&self, table: &Arc<Table>, owner: &Arc<OneOwner>) -> Result<(), PutError> {
+        let Some(hides) = HidesOwner::take(table, &self.0, owner) else { return Ok(()) };
+        match table.observers().log().filter(|_| !broken(Rule::LogOwner)) {
+            None => hides.hide(),
+            Some(log) => {
+                let logged = log.owner_goes(owner.number).map_err(|_| PutError::Withdrawn)?;
+                log.when_there(logged, Box::new(hides));
+            }
         }
-        drop(state);
-        let (table, shared, hides) = (Arc::clone(table), Arc::clone(&self.0), Some(Arc::clone(owner)));
-        let later = Box::new(HidesOwner { table, shared, owner: hides });
-        let logged = log.owner_goes(owner.number).map_err(|_| PutError::Withdrawn)?;
-        log.when_there(logged, later);
         Ok(())
     }
 
@@ -690,14 +705,10 @@ impl Owners {
     ) -> Option<Duration> {
         let mut state = lock(&owner.state);
         match state.stage {
-            Stage::Closing => match table.observers().log() {
-                // It gets a turn when it is hidden.
-                None => None,
-                Some(log) => {
-                    drop(state);
-                    self.goes_on_closing(table, log, owner)
-                }
-            },
+            Stage::Closing | Stage::Going => {
+                drop(state);
+                self.goes_on_closing(table, owner)
+            }
             Stage::Here => {
                 let left = state.left(self.0.awake.now_ns())?;
                 if !left.is_zero() || self.0.is_over.load(Relaxed) {
@@ -707,14 +718,8 @@ impl Owners {
                 // O8
                 let awake_ns = self.0.awake.now_ns();
                 let is_away = |state: &OwnerState| state.left(awake_ns) == Some(Duration::ZERO);
-                let may_go = |state: &OwnerState| kept(Rule::OwnerBack, || is_away(state));
-                match table.observers().log().filter(|_| !broken(Rule::LogOwner)) {
-                    None => self.hide(table, owner, may_go).then_some(Duration::ZERO),
-                    Some(log) => {
-                        self.close(owner, may_go);
-                        self.goes_on_closing(table, log, owner)
-                    }
-                }
+                self.close(owner, |state| kept(Rule::OwnerBack, || is_away(state)))?;
+                self.goes_on_closing(table, owner)
             }
             Stage::Hidden { clear_at_ns } => {
                 while let Some(hash) = (*max > 0).then(|| state.hashes.take()).flatten() {
@@ -744,12 +749,14 @@ impl Owners {
         }
     }
 
-    /// Hides the entries of an owner later, if it closes. Returns when its next turn is.
-    fn goes_on_closing(&self, table: &Arc<Table>, log: &Arc<Log>, owner: &Arc<OneOwner>) -> Option<Duration> {
-        match self.hide_later(table, log, owner) {
-            Ok(()) => Some(Duration::from_millis(1)),
-            // Nothing is changed any more.
-            Err(_) => Some(Duration::from_secs(1)),
+    /// Goes on with an owner who is closing. Returns when its next turn is. `None`: it stays.
+    fn goes_on_closing(&self, table: &Arc<Table>, owner: &Arc<OneOwner>) -> Option<Duration> {
+        // K2: nothing is changed any more. Whoever has its last session end gives it a turn again.
+        self.hide(table, owner).ok()?;
+        match owner.stage() {
+            Stage::Here => None,
+            Stage::Closing | Stage::Going => Some(Duration::from_millis(1)),
+            Stage::Hidden { .. } => Some(Duration::ZERO),
         }
     }
 
@@ -766,6 +773,16 @@ impl Owners {
     }
 }
 
+impl Stage {
+    /// Whether the owner is about to go, and its entries are not hidden yet.
+    fn is_on_its_way(self) -> bool {
+        match self {
+            Stage::Closing | Stage::Going => true,
+            Stage::Here | Stage::Hidden { .. } => false,
+        }
+    }
+}
+
 impl OwnerState {
     /// How much longer the owner may be away. `None` if it is not away.
     fn left(&self, awake_ns: u64) -> Option<Duration> {
@@ -776,6 +793,20 @@ impl OwnerState {
 }
 
 impl OneOwner {
+    fn stage(&self) -> Stage {
+        lock(&self.state).stage
+    }
+
+    fn set_stage(&self, stage: Stage) {
+        lock(&self.state).stage = stage;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until this is so. Returns the stage then.
+    fn sleep_until(&self, is_so: impl Fn(&OwnerState) -> bool) -> Stage {
+        wait_until((&self.state, &self.changed), lock(&self.state), is_so).stage
+    }
+
     /// Begins a put, if the owner may put.
     fn begin_put(self: &Arc<OneOwner>) -> Result<OwnerPut<'_>, PutError> {
         let mut state = lock(&self.state);
@@ -787,11 +818,10 @@ impl OneOwner {
     }
 
     fn new(number: u16, tenure: u64, absent_for: Duration, absent_since_ns: u64) -> Arc<OneOwner> {
-        let (is_logged, is_going, sessions, puts, hashes) = Default::default();
+        let (is_going, sessions, puts, hashes) = Default::default();
         let stage = Stage::Here;
-        let state =
-            OwnerState { stage, is_logged, is_going, sessions, puts, absent_for, absent_since_ns, hashes };
-        Arc::new(OneOwner { number, tenure, state: Mutex::new(state) })
+        let state = OwnerState { stage, is_going, sessions, puts, absent_for, absent_since_ns, hashes };
+        Arc::new(OneOwner { number, tenure, state: Mutex::new(state), changed: Condvar::new() })
     }
 }
 

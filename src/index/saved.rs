@@ -3,7 +3,7 @@
 use super::face::Index;
 use super::whole::{self, RestoreError, Restored};
 use crate::base::cores::Cores;
-use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotEntry, SnapshotPath, SnapshotWriter};
+use crate::snapshot::{LogPosition, SaveError, Saved, Snapshot, SnapshotEntry, SnapshotPath, SnapshotWriter};
 use std::path::Path;
 
 impl Index {
@@ -27,15 +27,16 @@ impl Index {
         place: &SnapshotPath,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Saved, SaveError> {
-        self.save_by(self.begin_snapshot(place)?, progress)
+        self.save_by(self.begin_snapshot(place, None)?, progress)
     }
 
-    /// Begins [`Index::save_at`].
+    /// Begins [`Index::save_at`]. `log`: where the table's log will go on, if it has none yet.
     pub(crate) fn begin_snapshot<'p>(
         &self,
         place: &'p SnapshotPath,
+        log: Option<LogPosition>,
     ) -> Result<SnapshotWriter<'p>, SaveError> {
-        whole::begin(self.table(), self.made(), place)
+        whole::begin(self.table(), self.made(), log, place)
     }
 
     /// Continues [`Index::save_at`], with a writer that has begun.

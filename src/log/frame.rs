@@ -14,11 +14,11 @@ use bytemuck::{Pod, Zeroable};
 /// The first bytes of a file.
 const LOG_MAGIC: [u8; 8] = *b"ONELOG\0\0";
 /// Version of the format.
-const LOG_VERSION: u32 = 1;
+const LOG_VERSION: u16 = 1;
 pub(super) const FILE_HEAD_BYTES: usize = size_of::<FileHead>();
 pub(super) const RECORD_HEAD_BYTES: usize = size_of::<LoggedHead>();
 /// Bytes of a record's body before its key.
-const BODY_HEAD: usize = 8;
+pub(super) const BODY_HEAD: usize = 8;
 /// The longest body: the longest key, the longest value.
 pub(super) const BODY_BYTES_MAX: usize = BODY_HEAD + 255 + (64 << 20);
 const _: () = assert!(FILE_HEAD_BYTES == 64 && RECORD_HEAD_BYTES == 32);
@@ -36,12 +36,23 @@ pub struct LoggedTable {
     pub boot: u64,
 }
 
+/// When the changes of a file's records were visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visible {
+    /// When the disk had their records (K1): the log has all that a table of its server's had.
+    OnDisk = 0,
+    /// At once: a table that outlives its server may have more than the log (K10).
+    AtOnce = 1,
+}
+
 /// The head of a file, as the file has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct FileHead {
     magic: [u8; 8],
-    version: u32,
+    version: u16,
+    /// A number of [`Visible`].
+    visible: u16,
     /// CRC-32C of all other bytes of the head.
     crc: u32,
     /// Of the log, random: the same in all its files.
@@ -55,11 +66,12 @@ pub(super) struct FileHead {
 }
 
 impl FileHead {
-    pub fn new(id: u64, first: u64, table: LoggedTable) -> FileHead {
+    pub fn new(id: u64, first: u64, table: LoggedTable, visible: Visible) -> FileHead {
         let LoggedTable { generation, incarnation, made_ns, boot } = table;
         let head = FileHead {
             magic: LOG_MAGIC,
             version: LOG_VERSION,
+            visible: visible as u16,
             crc: 0,
             id,
             first,
@@ -76,6 +88,10 @@ impl FileHead {
         LoggedTable { generation, incarnation, made_ns, boot }
     }
 
+    pub fn visible(&self) -> Visible {
+        if self.visible == Visible::OnDisk as u16 { Visible::OnDisk } else { Visible::AtOnce }
+    }
+
     fn sum(&self) -> u32 {
         let bytes = bytemuck::bytes_of(self);
         crc::append(crc::append(0, &bytes[..12]), &bytes[16..])
@@ -89,7 +105,7 @@ impl FileHead {
             return Err(HeadError::Magic);
         }
         if head.version > LOG_VERSION {
-            return Err(HeadError::Version(head.version));
+            return Err(HeadError::Version(head.version.into()));
         }
         if head.version != LOG_VERSION || head.crc != head.sum() {
             return Err(HeadError::Crc);
@@ -206,14 +222,22 @@ pub(super) fn finish(record: &mut [u8], id: u64, body_crc: u32, number: u64, app
 
 /// The record that these bytes begin with: its head, and its body. `None`: none that is whole.
 pub(super) fn read_record(bytes: &[u8], id: u64) -> Option<(LoggedHead, &[u8])> {
+    let (head, body) = unchecked_record(bytes)?;
+    is_whole(&head, body, id).then_some((head, body))
+}
+
+/// Likewise, if its CRC fits, which is not looked at. `None`: it has another length.
+pub(super) fn unchecked_record(bytes: &[u8]) -> Option<(LoggedHead, &[u8])> {
     let (head, rest) = bytes.split_first_chunk::<RECORD_HEAD_BYTES>()?;
     let head: LoggedHead = bytemuck::pod_read_unaligned(head);
     let len = head.bytes as usize;
-    if !(BODY_HEAD..=BODY_BYTES_MAX).contains(&len) {
-        return None;
-    }
     let body = rest.get(..len)?;
-    (head.crc == head.sum(id, crc::append(0, body))).then_some((head, body))
+    (BODY_HEAD..=BODY_BYTES_MAX).contains(&len).then_some((head, body))
+}
+
+/// Whether a record's CRC fits.
+pub(super) fn is_whole(head: &LoggedHead, body: &[u8], id: u64) -> bool {
+    head.crc == head.sum(id, crc::append(0, body))
 }
 
 #[cfg(test)]
@@ -258,9 +282,12 @@ mod tests {
     #[test]
     fn heads_are_read_as_written() {
         let table = LoggedTable { generation: 1, incarnation: 2, made_ns: 3, boot: 4 };
-        let bytes = bytemuck::bytes_of(&FileHead::new(5, 6, table)).to_vec();
-        let head = FileHead::read(&bytes).unwrap();
-        assert_eq!((head.id, head.first, head.table()), (5, 6, table));
+        for visible in [Visible::OnDisk, Visible::AtOnce] {
+            let head = FileHead::new(5, 6, table, visible);
+            let head = FileHead::read(bytemuck::bytes_of(&head)).unwrap();
+            assert_eq!((head.id, head.first, head.table(), head.visible()), (5, 6, table, visible));
+        }
+        let bytes = bytemuck::bytes_of(&FileHead::new(5, 6, table, Visible::OnDisk)).to_vec();
         assert_eq!(FileHead::read(&bytes[..63]).unwrap_err(), HeadError::Short);
         for bit in 0..8 * bytes.len() {
             let mut bad = bytes.clone();

@@ -31,8 +31,10 @@ use crate::snapshot::LogPosition;
 use disk::{Disk, DiskFile, Folder};
 pub(crate) use frame::LogRecord;
 pub use frame::LoggedTable;
+use frame::Visible;
 pub use read::LogError;
 use read::{FoundLog, LogFile, name_of};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -61,6 +63,15 @@ pub enum Fsync {
     EverySecond,
     /// When the system writes it. A power cut takes back what it has not written yet: half a minute, as a rule.
     Never,
+}
+
+impl Fsync {
+    fn visible(self) -> Visible {
+        match self {
+            Fsync::Always => Visible::OnDisk,
+            Fsync::EverySecond | Fsync::Never => Visible::AtOnce,
+        }
+    }
 }
 
 /// Where a log is, and when records are on the disk.
@@ -190,6 +201,31 @@ impl LogOnDisk {
         self.found.files.iter().filter(|file| file.end > from).map(|file| file.bytes).sum()
     }
 
+    /// Whether a table that outlived its server may have changes that the log has not: of records that were in memory when
+    /// the server was killed. Of records that were removed by request anyway.
+    pub fn may_lack(&self, was_killed: bool) -> bool {
+        let last = self.found.files.last().map(|file| file.visible);
+        let lacks_last = match last {
+            Some(Visible::AtOnce) => was_killed,
+            Some(Visible::OnDisk) | None => false,
+        };
+        lacks_last || self.found.is_shortened
+    }
+
+    /// Where the log goes on. A new one draws its number.
+    ///
+    /// # Errors
+    /// [`LogError`].
+    pub fn position(&mut self) -> Result<LogPosition, LogError> {
+        if self.found.id == 0 {
+            let drawn = random::number();
+            let what = "drawing a number for";
+            self.found.id =
+                drawn.map_err(|source| LogError::Os { what, name: "a log".to_owned(), source })?;
+        }
+        Ok(LogPosition { id: self.found.id, from: self.records().end })
+    }
+
     /// Bytes that were cut off the end: they were not synced.
     pub fn cut(&self) -> u64 {
         self.found.cut
@@ -208,7 +244,7 @@ impl LogOnDisk {
     }
 
     /// Goes on from a snapshot: its table has what all records below this one did. So none of them may be missing, but
-    /// for those at the end that the snapshot has, and no disk.
+    /// for those at the end that the snapshot has, and no disk. Their numbers are not given again.
     ///
     /// # Errors
     /// [`LogError`].
@@ -232,16 +268,14 @@ impl LogOnDisk {
             let name = name.to_owned();
             move |source| LogError::Os { what, name, source }
         };
-        let next = self.records().end;
-        if self.found.id == 0 {
-            self.found.id = random::number().map_err(failed("drawing a number for", "a log"))?;
-        }
+        let LogPosition { id, from: next } = self.position()?;
         // A last file without a record has the name that the next one needs.
         if let Some(last) = self.found.files.pop_if(|last| last.first == last.end) {
             self.disk.remove(&last.name).map_err(failed("removing", &last.name))?;
         }
-        let writer = Writer::new(self.disk.clone(), self.found.id, next, table)
-            .map_err(failed("making", &name_of(next)))?;
+        let begun = (table, fsync.visible());
+        let writer =
+            Writer::new(self.disk.clone(), id, next, begun).map_err(failed("making", &name_of(next)))?;
         let files: VecDeque<LogFile> = self.found.files.into();
         let bytes = files.iter().map(|file| file.bytes).sum::<u64>() + writer.bytes;
         let state = LogState {
@@ -261,7 +295,7 @@ impl LogOnDisk {
             syncs: 0,
         };
         let shared = Arc::new(LogShared {
-            id: self.found.id,
+            id,
             fsync,
             disk: self.disk,
             state: Mutex::new(state),
@@ -314,8 +348,8 @@ struct LogState {
     buffer: Vec<u8>,
     /// Records whose changes are not visible yet (K3).
     in_flight: BTreeSet<u64>,
-    /// Their numbers by what they are about: there is one at a time for each (L10).
-    by_subject: HashMap<Subject, u64>,
+    /// Their numbers by what they are about, in order.
+    by_subject: HashMap<Subject, SmallVec<[u64; 1]>>,
     /// What waits for records, by their numbers.
     waiting: BTreeMap<u64, LogWaiter>,
     /// How many of them do not wait any more, and are not done yet.
@@ -339,12 +373,21 @@ impl LogState {
         self.in_flight.first().copied().unwrap_or(self.next)
     }
 
-    /// A change is visible, or there is none any more.
+    /// A change is visible, or there is none any more. A later one may be about the same by now.
     fn is_done(&mut self, Logged { number, subject }: Logged) {
         self.in_flight.remove(&number);
-        // A later one may be about the same by now.
-        if self.by_subject.get(&subject) == Some(&number) {
-            self.by_subject.remove(&subject);
+        if let Some(numbers) = self.by_subject.get_mut(&subject) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                self.by_subject.remove(&subject);
+            }
+        }
+    }
+
+    /// The first change of this that is not visible yet is visible: they are made in order (L10).
+    fn first_is_done(&mut self, subject: Subject) {
+        if let Some(number) = self.by_subject.get(&subject).and_then(|numbers| numbers.first().copied()) {
+            self.is_done(Logged { number, subject });
         }
     }
 }
@@ -423,7 +466,7 @@ impl Log {
         let number = state.next;
         state.next += 1;
         state.in_flight.insert(number);
-        state.by_subject.insert(subject, number);
+        state.by_subject.entry(subject).or_default().push(number);
         frame::finish(&mut framed, self.shared.id, crc, number, state.applied(), state.durable);
         let is_first = state.buffer.is_empty();
         state.buffer.append(&mut framed);
@@ -437,9 +480,9 @@ impl Log {
 
     /// Whether a change must wait for the disk before it is made (K1).
     pub fn must_wait(&self) -> bool {
-        match self.shared.fsync {
-            Fsync::Always => !broken(Rule::LogFirst),
-            Fsync::EverySecond | Fsync::Never => false,
+        match self.shared.fsync.visible() {
+            Visible::OnDisk => !broken(Rule::LogFirst),
+            Visible::AtOnce => false,
         }
     }
 
@@ -471,34 +514,26 @@ impl Log {
         drop(self.shared.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits until a record is on the disk.
+    /// Writes what is left, and waits until the disk has it. From then on the log takes nothing: the table is not changed any
+    /// more.
     ///
     /// # Errors
-    /// [`LogFailed`]: nobody knows whether it will be there after a crash.
-    pub fn wait(&self, Logged { number, .. }: Logged) -> Result<(), LogFailed> {
+    /// [`LogFailed`]: the disk may not have all that was visible (K10). Not if changes wait for it (K1).
+    pub fn finish(&self) -> Result<(), LogFailed> {
         let mut state = lock_std(&self.shared.state);
-        loop {
-            if state.durable > number {
-                return Ok(());
-            }
-            // K2
-            if let Some(failed) = &state.failed {
-                return Err(failed.clone());
-            }
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.is_ending = true;
+        self.shared.to_write.notify_one();
+        let is_left = |state: &mut LogState| state.durable < state.next && state.failed.is_none();
+        let state = self.shared.changed.wait_while(state, is_left).unwrap_or_else(PoisonError::into_inner);
+        match &state.failed {
+            Some(failed) if !self.must_wait() => Err(failed.clone()),
+            Some(_) | None => Ok(()),
         }
     }
 
     /// The change of the key with this hash is visible (K3).
     pub fn is_visible(&self, hash: u64) {
-        self.is_done(Subject::Key(hash));
-    }
-
-    fn is_done(&self, subject: Subject) {
-        let mut state = lock_std(&self.shared.state);
-        if let Some(number) = state.by_subject.remove(&subject) {
-            state.in_flight.remove(&number);
-        }
+        lock_std(&self.shared.state).first_is_done(Subject::Key(hash));
     }
 
     /// An owner is about to go. Takes the record of that, which is to be there before (K8).
@@ -511,7 +546,7 @@ impl Log {
 
     /// The owner's entries are hidden (K3).
     pub fn owner_has_gone(&self, owner: u16) {
-        self.is_done(Subject::Owner(owner));
+        lock_std(&self.shared.state).first_is_done(Subject::Owner(owner));
     }
 
     /// Where the log goes on from a walk that begins now.
@@ -590,7 +625,7 @@ impl Drop for Log {
 struct Writer {
     disk: Arc<dyn Disk>,
     id: u64,
-    table: LoggedTable,
+    begun: (LoggedTable, Visible),
     file: Box<dyn DiskFile>,
     name: String,
     first: u64,
@@ -599,23 +634,23 @@ struct Writer {
 
 impl Writer {
     /// Makes a file. When this returns, the disk has its head and its name (K4).
-    fn new(disk: Arc<dyn Disk>, id: u64, first: u64, table: LoggedTable) -> io::Result<Writer> {
+    fn new(disk: Arc<dyn Disk>, id: u64, first: u64, begun: (LoggedTable, Visible)) -> io::Result<Writer> {
         let name = name_of(first);
         let mut file = disk.create(&name)?;
-        file.append(bytemuck::bytes_of(&frame::FileHead::new(id, first, table)))?;
+        file.append(bytemuck::bytes_of(&frame::FileHead::new(id, first, begun.0, begun.1)))?;
         file.sync()?;
         if !broken(Rule::LogNames) {
             disk.sync_names()?;
         }
-        Ok(Writer { disk, id, table, file, name, first, bytes: frame::FILE_HEAD_BYTES as u64 })
+        Ok(Writer { disk, id, begun, file, name, first, bytes: frame::FILE_HEAD_BYTES as u64 })
     }
 
     /// A next file. The disk has all of this one before (K4).
     fn next(&mut self, first: u64) -> io::Result<LogFile> {
         self.file.sync()?;
-        let next = Writer::new(self.disk.clone(), self.id, first, self.table)?;
-        let Writer { name, first: began, bytes, .. } = std::mem::replace(self, next);
-        Ok(LogFile { name, first: began, end: first, bytes, table: self.table })
+        let next = Writer::new(self.disk.clone(), self.id, first, self.begun)?;
+        let Writer { name, first: began, bytes, begun, .. } = std::mem::replace(self, next);
+        Ok(LogFile { name, first: began, end: first, bytes, table: begun.0, visible: begun.1 })
     }
 }
 
@@ -666,11 +701,16 @@ impl LogShared {
         if many == 0 {
             return;
         }
+        let mut done = Vec::with_capacity(many);
         for (nth, LogWaiter { logged, who }) in there.into_values().enumerate() {
             who.is_there(if nth + 1 == many { InBatch::Last } else { InBatch::Before });
-            lock_std(&self.state).is_done(logged);
+            done.push(logged);
         }
-        lock_std(&self.state).being_made = 0;
+        let mut state = lock_std(&self.state);
+        // Those that were made are done already.
+        done.into_iter().for_each(|logged| state.is_done(logged));
+        state.being_made = 0;
+        drop(state);
         self.changed.notify_all();
     }
 

@@ -2,11 +2,12 @@
 //!
 //! A power cut leaves some of what was not synced: any part of it, in any order. So behind the last record that is whole
 //! anything may stand, also whole records, and it is cut off. But a record that some later one says was on the disk (K5) had
-//! been acknowledged: if that is damaged, the log is.
+//! been acknowledged: if that is damaged, the log is. So it is if a file's head is, and records are behind it (K4).
 
 use super::disk::Disk;
 use super::frame::{
-    FILE_HEAD_BYTES, FileHead, HeadError, LogRecord, LoggedTable, RECORD_HEAD_BYTES, read_record,
+    BODY_HEAD, FILE_HEAD_BYTES, FileHead, HeadError, LogRecord, LoggedHead, LoggedTable, RECORD_HEAD_BYTES,
+    Visible, is_whole, read_record, unchecked_record,
 };
 use crate::faults::{Rule, broken};
 use crate::files::FileError;
@@ -118,6 +119,7 @@ pub(super) struct LogFile {
     pub end: u64,
     pub bytes: u64,
     pub table: LoggedTable,
+    pub visible: Visible,
 }
 
 /// What a log has. Empty, if it has no files.
@@ -130,6 +132,8 @@ pub(super) struct FoundLog {
     pub applied: u64,
     /// Bytes that were cut off the end.
     pub cut: u64,
+    /// Whether records were removed because that was asked for.
+    pub is_shortened: bool,
 }
 
 impl FoundLog {
@@ -179,7 +183,7 @@ struct WholeRecords<'b> {
 
 impl<'b> WholeRecords<'b> {
     /// The next record with the next number: its body, and what its head says.
-    fn next(&mut self) -> Option<(super::frame::LoggedHead, &'b [u8])> {
+    fn next(&mut self) -> Option<(LoggedHead, &'b [u8])> {
         let (head, body) = read_record(self.bytes.get(self.at..)?, self.id)?;
         if head.number != self.number {
             return None;
@@ -190,19 +194,21 @@ impl<'b> WholeRecords<'b> {
     }
 }
 
-/// The highest record below which all were on the disk, as whole records behind this byte say.
-fn durable_behind(bytes: &[u8], at: usize, id: u64, number: u64) -> u64 {
-    let (mut at, mut durable) = (at, 0);
-    while at + RECORD_HEAD_BYTES <= bytes.len() {
-        match read_record(&bytes[at..], id) {
-            Some((head, body)) if head.number >= number => {
-                durable = durable.max(head.durable);
-                at += RECORD_HEAD_BYTES + body.len();
-            }
-            _ => at += 1,
-        }
-    }
-    durable
+/// What may be a record that says that record `end` was on the disk. It may begin at any byte: where the one before it ends, may be
+/// lost. So what others have put into values is told by the numbers that such a record can have: they have many lengths.
+pub(super) fn may_say_more(bytes: &[u8], end: u64) -> impl Iterator<Item = (LoggedHead, &[u8])> {
+    let most = end + (bytes.len() / (RECORD_HEAD_BYTES + BODY_HEAD)) as u64;
+    let records = (0..bytes.len()).filter_map(|at| unchecked_record(&bytes[at..]));
+    records.filter(move |(head, _)| {
+        (end..=most).contains(&head.number)
+            && (end + 1..=head.number).contains(&head.durable)
+            && head.applied <= head.number
+    })
+}
+
+/// Whether some whole record says that record `end` was on the disk.
+pub(super) fn says_more(bytes: &[u8], id: u64, end: u64) -> bool {
+    may_say_more(bytes, end).any(|(head, body)| is_whole(&head, body, id))
 }
 
 /// Looks at all files. Cuts off what was not synced, and removes a last file that has no record.
@@ -225,6 +231,7 @@ pub(super) fn look(disk: &dyn Disk, cut_at: Option<u64>) -> Result<FoundLog, Log
         let first = first_of(name).unwrap_or(0);
         if first >= cut_at {
             removed.push(name.clone());
+            found.is_shortened = true;
             continue;
         }
         let bytes = whole(disk, name)?;
@@ -234,8 +241,8 @@ pub(super) fn look(disk: &dyn Disk, cut_at: Option<u64>) -> Result<FoundLog, Log
             Err(HeadError::Version(version)) => {
                 return Err(LogError::Version { name: name.clone(), version });
             }
-            // The file was just being made: no record of it was ever acknowledged (K4).
-            Err(_) if is_last => {
+            // K4: the file was just being made, and had no record.
+            Err(_) if is_last && (bytes.len() <= FILE_HEAD_BYTES || broken(Rule::LogTail)) => {
                 removed.push(name.clone());
                 continue;
             }
@@ -258,9 +265,9 @@ pub(super) fn look(disk: &dyn Disk, cut_at: Option<u64>) -> Result<FoundLog, Log
             applied = head.applied;
         }
         let (at, end) = (records.at, records.number);
+        found.is_shortened |= end >= cut_at && at < bytes.len();
         if end < cut_at && at < bytes.len() {
-            let durable = durable_behind(&bytes, at, head.id, end);
-            let is_damage = !is_last || durable > end;
+            let is_damage = !is_last || says_more(&bytes[at..], head.id, end);
             if is_damage && !broken(Rule::LogTail) {
                 return Err(LogError::Damaged { name: name.clone(), at: at as u64, number: end });
             }
@@ -269,7 +276,8 @@ pub(super) fn look(disk: &dyn Disk, cut_at: Option<u64>) -> Result<FoundLog, Log
         found.cut += (bytes.len() - at) as u64;
         last_len = (at < bytes.len()).then_some(at as u64);
         let bytes = at as u64;
-        found.files.push(LogFile { name: name.clone(), first, end, bytes, table: head.table() });
+        let (table, visible) = (head.table(), head.visible());
+        found.files.push(LogFile { name: name.clone(), first, end, bytes, table, visible });
     }
     for name in removed {
         disk.remove(&name).map_err(failed("removing", &name))?;

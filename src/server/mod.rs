@@ -201,11 +201,6 @@ impl Server {
         let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
         let index = driver.take(index)?;
         let index = index.with_starts(config.starts);
-        let needs_snapshot = log.as_ref().is_some_and(|log| log.needs_snapshot);
-        let index = match log {
-            Some(log) => log.go_on(index)?,
-            None => index,
-        };
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
                 Some(saved) => Begins::AsSaved(saved),
@@ -214,9 +209,11 @@ impl Server {
             };
             Saver::new(place, snapshots.every, &index, begins)
         });
-        if let Some(saver) = saver.as_ref().filter(|_| needs_snapshot) {
-            saver.save_first(&index)?;
-        }
+        let is_cancelled = || config.cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed));
+        let index = match log {
+            Some(log) => log.go_on(index, saver.as_ref(), &is_cancelled)?,
+            None => index,
+        };
         let mut allow_uids = config.allow_uids;
         allow_uids.push(files::own_uid());
         let client_memory = ClientMemory::new(config.client_bytes_max);

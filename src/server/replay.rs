@@ -2,9 +2,10 @@
 
 use super::config::ServerConfig;
 use super::error::ServeError;
-use crate::faults::{Rule, kept};
-use crate::index::Index;
+use super::snapshots::Saver;
+use crate::faults::{Rule, broken, kept};
 use crate::index::start::{Start, StartStep};
+use crate::index::{Index, Recovered};
 use crate::log::{Fsync, LogError, LogOnDisk, LogRecord, LoggedTable};
 use crate::outcome::PutError;
 use crate::region::table_clock::boot_of_host;
@@ -12,14 +13,17 @@ use crate::snapshot::{LogPosition, Snapshot, since_1970};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// The first record of a log whose table had something before. So a log that begins with record 1 needs no snapshot (K10).
+const BEHIND_A_SNAPSHOT: u64 = 2;
+
 /// A log, until its table is ready.
 #[derive(Debug)]
 pub(super) struct LogStart {
     path: PathBuf,
     fsync: Fsync,
     log: LogOnDisk,
-    /// The table has keys that no snapshot of the log's has.
-    pub needs_snapshot: bool,
+    /// Whether log and snapshot have all that the table has.
+    has_all: bool,
     /// How many changes were made again.
     pub replayed: u64,
 }
@@ -34,7 +38,7 @@ impl LogStart {
         if looked.cut() > 0 {
             tracing::info!(bytes = looked.cut(), path = %path.display(), "the end of the log was not synced, and is cut off");
         }
-        Ok(Some(LogStart { path, fsync: log.fsync, log: looked, needs_snapshot: false, replayed: 0 }))
+        Ok(Some(LogStart { path, fsync: log.fsync, log: looked, has_all: true, replayed: 0 }))
     }
 
     fn failed(&self, source: LogError) -> ServeError {
@@ -52,12 +56,13 @@ impl LogStart {
         let other = |what: &str| LogError::OtherSnapshot { first: records.start, what: what.to_owned() };
         let position = snapshot.map(|snapshot| snapshot.terms().log);
         let from = match position {
+            // K10: the table was empty when it began.
             None if is_new || records.start == 1 => 1,
             None => return Err(self.failed(other("there is no snapshot"))),
             // A first log, or a folder whose files were lost: the snapshot has all that it can say.
             Some(_) if is_new => {
-                self.needs_snapshot = true;
-                1
+                self.has_all = false;
+                BEHIND_A_SNAPSHOT
             }
             Some(None) => return Err(self.failed(other("the snapshot is of a table without a log"))),
             Some(Some(LogPosition { id, .. })) if id != self.log.id() => {
@@ -74,11 +79,18 @@ impl LogStart {
     }
 
     /// Makes changes again that may not have been made in a table that is taken over, whose clients may read it: for each
-    /// key the last one only, so that nobody sees an older value (K9).
-    pub fn after_takeover(&mut self, index: &Index, start: &Start) -> Result<(), ServeError> {
+    /// key the last one only, so that nobody sees an older value (K9). `own` is where the log goes on from the server's own
+    /// snapshot.
+    pub fn after_takeover(
+        &mut self,
+        index: &Index,
+        recovered: &Recovered,
+        own: Option<LogPosition>,
+        start: &Start,
+    ) -> Result<(), ServeError> {
         let Some(logged) = self.log.table() else {
-            self.needs_snapshot = true;
-            return Ok(());
+            self.has_all = false;
+            return self.log.begin_at(BEHIND_A_SNAPSHOT).map_err(|source| self.failed(source));
         };
         if logged.boot != boot_of_host() {
             return Err(self.failed(LogError::OtherBoot));
@@ -87,7 +99,18 @@ impl LogStart {
         if (logged.generation, logged.incarnation) != was {
             return Err(self.failed(LogError::OtherTable));
         }
-        self.make_last_again(index, start)
+        self.make_last_again(index, start)?;
+        let (id, records) = (self.log.id(), self.log.records());
+        let own = own.filter(|own| own.id == id).map(|own| own.from);
+        // K10
+        let has_before = own.unwrap_or(1) >= records.start;
+        let may_lack = self.log.may_lack(!recovered.handed_over) && !broken(Rule::LogBehind);
+        self.has_all = has_before && !may_lack;
+        // K6: those numbers are not given again.
+        match own.filter(|from| *from > records.end && !broken(Rule::LogNumber)) {
+            Some(from) => self.log.begin_at(from).map_err(|source| self.failed(source)),
+            None => Ok(()),
+        }
     }
 
     fn make_last_again(&mut self, index: &Index, start: &Start) -> Result<(), ServeError> {
@@ -154,8 +177,25 @@ impl LogStart {
         }
     }
 
-    /// The table, whose changes the log has from now on.
-    pub fn go_on(self, index: Index) -> Result<Index, ServeError> {
+    /// The table, whose changes the log has from now on. What neither the log nor its snapshot has, `saver` makes a snapshot
+    /// of before (K10).
+    pub fn go_on(
+        mut self,
+        index: Index,
+        saver: Option<&Saver>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Index, ServeError> {
+        let first = match saver.filter(|_| !self.has_all) {
+            Some(saver) => {
+                let position = self.log.position().map_err(|source| self.failed(source))?;
+                let saved = saver.save_first(&index, position, is_cancelled)?;
+                if is_cancelled() {
+                    return Err(ServeError::Cancelled);
+                }
+                Some(saved)
+            }
+            None => None,
+        };
         let table = LoggedTable {
             generation: index.geometry().generation(),
             incarnation: index.incarnation(),
@@ -164,7 +204,9 @@ impl LogStart {
         };
         let path = self.path.clone();
         let log = self.log.go_on(table, self.fsync).map_err(|source| ServeError::Log { path, source })?;
-        Ok(index.with_log(log))
+        let index = index.with_log(log);
+        first.iter().for_each(|saved| index.forget_log_below(saved));
+        Ok(index)
     }
 }
 
@@ -172,6 +214,6 @@ impl LogStart {
 #[cfg(all(test, feature = "sim", not(loom)))]
 pub(crate) fn made_again_of_test(log: LogOnDisk, index: &Index) {
     let (path, fsync) = (PathBuf::new(), Fsync::Always);
-    let mut start = LogStart { path, fsync, log, needs_snapshot: false, replayed: 0 };
+    let mut start = LogStart { path, fsync, log, has_all: true, replayed: 0 };
     start.make_last_again(index, &Start::default()).unwrap();
 }

@@ -6,7 +6,7 @@ use crate::base::setters::setters;
 use crate::base::sync::lock_std;
 use crate::faults::{Rule, disobey};
 use crate::index::Index;
-use crate::snapshot::{SaveError, Saved, SnapshotPath, since_1970};
+use crate::snapshot::{LogPosition, SaveError, Saved, SnapshotPath, since_1970};
 use crate::wire::SnapshotStatus;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -185,7 +185,7 @@ impl Saver {
             state.asked > state.begun
         };
         if is_asked || !self.is_current(index) {
-            let _ = self.save(index, &|| self.is_ending.load(Ordering::Relaxed));
+            let _ = self.save(index, None, &|| self.is_ending.load(Ordering::Relaxed));
         }
     }
 
@@ -205,7 +205,12 @@ impl Saver {
         is_current
     }
 
-    fn save(&self, index: &Index, is_ending: &dyn Fn() -> bool) -> Result<Saved, SaveError> {
+    fn save(
+        &self,
+        index: &Index,
+        log: Option<LogPosition>,
+        is_ending: &dyn Fn() -> bool,
+    ) -> Result<Saved, SaveError> {
         let before = index.changes_made();
         let number = {
             let mut state = lock_std(&self.state);
@@ -214,9 +219,11 @@ impl Saver {
         };
         self.progress_ppm.store(0, Ordering::Relaxed);
         disobey(Rule::LogForget, || index.forget_log());
-        let saved = index.save_at(&self.place, &mut |done, total| {
-            self.progress_ppm.store(done.saturating_mul(1_000_000) / total.max(1), Ordering::Relaxed);
-            !is_ending()
+        let saved = index.begin_snapshot(&self.place, log).and_then(|writer| {
+            index.save_by(writer, &mut |done, total| {
+                self.progress_ppm.store(done.saturating_mul(1_000_000) / total.max(1), Ordering::Relaxed);
+                !is_ending()
+            })
         });
         let mut state = lock_std(&self.state);
         state.finished = number;
@@ -240,9 +247,14 @@ impl Saver {
         saved
     }
 
-    /// Makes a snapshot before the table is served: the log begins from it.
-    pub fn save_first(&self, index: &Index) -> Result<Saved, SaveError> {
-        self.save(index, &|| false)
+    /// Makes a snapshot before the table is served, from which its log goes on there (K10).
+    pub fn save_first(
+        &self,
+        index: &Index,
+        log: LogPosition,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Saved, SaveError> {
+        self.save(index, Some(log), is_cancelled)
     }
 
     /// Lets [`Saver::run`] return. Breaks off a snapshot that is being made.
@@ -255,7 +267,7 @@ impl Saver {
 
     /// Makes the last snapshot, when no thread changes the table any more. `None` if the present one has every change.
     pub fn save_last(&self, index: &Index) -> Option<Result<Saved, SaveError>> {
-        (!self.is_current(index)).then(|| self.save(index, &|| false))
+        (!self.is_current(index)).then(|| self.save(index, None, &|| false))
     }
 }
 
@@ -293,7 +305,7 @@ mod tests {
             asked.set(saver.ask().asked);
             false
         };
-        saver.save(&index, &ask).unwrap();
+        saver.save(&index, None, &ask).unwrap();
         let status = saver.status();
         assert_eq!((asked.get(), status.begun, status.finished), (2, 1, 1));
         assert!(saver.wait(), "the second one is due");
@@ -304,7 +316,7 @@ mod tests {
     fn every_change_makes_a_snapshot_old() {
         let (index, place, _dir) = filled();
         let saver = Saver::new(place, None, &index, Begins::Empty);
-        let save = || saver.save(&index, &|| false).unwrap();
+        let save = || saver.save(&index, None, &|| false).unwrap();
         save();
         let changes: [&dyn Fn(); 3] = [
             &|| assert!(index.put(b"key", b"value", PutMode::Insert).is_ok()),
@@ -321,7 +333,7 @@ mod tests {
             index.put(b"key", b"value", PutMode::Upsert).unwrap();
             false
         };
-        saver.save(&index, &meanwhile).unwrap();
+        saver.save(&index, None, &meanwhile).unwrap();
         assert!(!saver.is_current(&index));
         save();
         assert!(saver.is_current(&index));
@@ -373,7 +385,7 @@ mod tests {
         let place = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
         let saver = Saver::new(place, None, &index, Begins::Empty);
         let is_old_after = |change: &dyn Fn()| {
-            saver.save(&index, &|| false).unwrap();
+            saver.save(&index, None, &|| false).unwrap();
             assert!(saver.is_current(&index));
             change();
             !saver.is_current(&index)
@@ -403,10 +415,10 @@ mod tests {
         let log = LogOnDisk::look(&path, None).unwrap();
         let index = index.with_log(log.go_on(LoggedTable::default(), Fsync::Always).unwrap());
         let saver = Saver::new(place, None, &index, Begins::Empty);
-        let first = saver.save(&index, &|| false).unwrap();
+        let first = saver.save(&index, None, &|| false).unwrap();
         index.put(b"key", b"value", PutMode::Upsert).unwrap();
         let index = with_next_file(index, &path);
-        let killed = saver.save(&index, &|| true);
+        let killed = saver.save(&index, None, &|| true);
         assert!(matches!(killed, Err(SaveError::BrokenOff)));
         drop(index);
         let log = LogOnDisk::look(&path, None).unwrap();
@@ -448,7 +460,7 @@ mod tests {
             told.borrow_mut().push(saver.status().progress_ppm);
             false
         };
-        saver.save(&index, &tell).unwrap();
+        saver.save(&index, None, &tell).unwrap();
         let told = told.into_inner();
         assert!(told.is_sorted() && told.last().is_some_and(|last| (500_000..=1_000_000).contains(last)));
     }
@@ -458,7 +470,7 @@ mod tests {
     #[test]
     fn the_first_snapshot_is_due() {
         let (index, place, dir) = filled();
-        let saved = Saver::new(place, None, &index, Begins::Empty).save(&index, &|| false).unwrap();
+        let saved = Saver::new(place, None, &index, Begins::Empty).save(&index, None, &|| false).unwrap();
         let hour = Duration::from_secs(3600);
         for (begins, is_at_once, is_current) in [
             (Begins::Empty, false, false),
@@ -509,24 +521,24 @@ mod tests {
     fn a_failed_snapshot_leaves_the_last() {
         let (index, place, dir) = filled();
         let saver = Saver::new(place, None, &index, Begins::Empty);
-        saver.save(&index, &|| false).unwrap();
+        saver.save(&index, None, &|| false).unwrap();
         let first = saver.status();
         let about = |status: &SnapshotStatus| (status.saved, status.saved_ms, status.keys, status.bytes);
         assert_eq!((first.keys, first.failed_ms), (700, 0));
         index.put(b"key", b"value", PutMode::Insert).unwrap();
-        assert!(matches!(saver.save(&index, &|| true), Err(SaveError::BrokenOff)));
+        assert!(matches!(saver.save(&index, None, &|| true), Err(SaveError::BrokenOff)));
         let status = saver.status();
         assert_eq!((about(&status), status.begun, status.finished), (about(&first), 2, 2));
         assert!(status.failure().is_none() && !saver.is_current(&index));
         std::fs::remove_dir_all(dir.path()).unwrap();
-        saver.save(&index, &|| false).unwrap_err();
+        saver.save(&index, None, &|| false).unwrap_err();
         let status = saver.status();
         assert_eq!((about(&status), status.begun, status.finished), (about(&first), 3, 3));
         let (_, why) = status.failure().unwrap();
         assert_eq!(why.kind(), std::io::ErrorKind::NotFound);
         assert!(status.failed_ms >= first.saved_ms && !saver.is_current(&index));
         std::fs::create_dir(dir.path()).unwrap();
-        saver.save(&index, &|| false).unwrap();
+        saver.save(&index, None, &|| false).unwrap();
         let status = saver.status();
         assert_eq!((status.saved, status.keys, status.finished), (4, 701, 4));
         assert!(status.failure().is_some() && saver.is_current(&index));

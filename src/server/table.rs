@@ -86,11 +86,12 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
         Ok(Prepared { index, recovered: None, restored, as_saved, log })
     };
     let open = |path: &PathBuf, mut log: Option<LogStart>| -> Result<Prepared, ServeError> {
-        if let Some(own) = own.filter(|path| path.symlink_metadata().is_ok()) {
+        let own = own.filter(|path| path.symlink_metadata().is_ok()).map(|own| {
             // It will be replaced. Only a snapshot may be.
             Snapshot::open_own_head(own)
-                .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })?;
-        }
+                .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })
+        });
+        let own = own.transpose()?.and_then(|own| own.terms().log);
         let region = Region::open(path)?;
         if config.small_pages {
             region.leave_small();
@@ -102,7 +103,7 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             None => index,
         };
         if let Some(log) = &mut log {
-            log.after_takeover(&index, &start)?;
+            log.after_takeover(&index, &recovered, own, &start)?;
         }
         Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None, log })
     };

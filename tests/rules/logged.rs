@@ -6,11 +6,13 @@ use oneread::embedded::Index;
 use oneread::error::LogError;
 use oneread::layout::Life;
 use oneread::{
-    Address, Config, Evict, Fsync, LogConfig, PartChange, PutMode, PutOptions, ServeError, Server,
-    ServerConfig, Snapshots, TableSize, Tell,
+    Address, Backing, Config, Evict, Fsync, LogConfig, PartChange, PutMode, PutOptions, ServeError, Server,
+    ServerConfig, Snapshots, StartMode, TableSize, Tell,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -264,6 +266,156 @@ fn a_stop_syncs_the_log() {
     }
 }
 
+// ---- tables that outlive their servers ------------------------------------------------------------------
+
+/// A table in a region file, with a log that is synced so.
+fn with_region(dir: &Path, fsync: Fsync) -> ServerConfig {
+    let [size, _] = sizes();
+    let log = LogConfig::new(dir.join("log")).fsync(fsync);
+    let config = config(dir, size).backing(Backing::File(dir.join("region"))).log(log);
+    config.start(StartMode::OpenOrCreate)
+}
+
+/// What a killed server leaves: its table, and a log that lacks so many bytes at the end, which its memory had.
+fn killed(from: &Path, lacks: u64) -> tempfile::TempDir {
+    let to = copy(from);
+    // Without holes.
+    std::fs::write(to.path().join("region"), std::fs::read(from.join("region")).unwrap()).unwrap();
+    let last = log_files(to.path()).pop().unwrap();
+    let file = std::fs::File::options().write(true).open(last).unwrap();
+    file.set_len(file.metadata().unwrap().len() - lacks).unwrap();
+    to
+}
+
+fn log_files(dir: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(dir.join("log")).unwrap().map(|entry| entry.unwrap().path());
+    let mut logs: Vec<PathBuf> = all.filter(|path| path.extension().is_some_and(|it| it == "log")).collect();
+    logs.sort();
+    logs
+}
+
+/// How many keys there are after a power cut now: the region file is gone.
+fn keys_after_a_power_cut(dir: &Path) -> u64 {
+    let cut = copy(dir);
+    let server = Server::start(with_region(cut.path(), Fsync::Always)).unwrap();
+    let keys = server.index().len();
+    server.stop();
+    keys
+}
+
+/// Waits until the system has all records.
+fn until_written(server: &Server) {
+    let begun = std::time::Instant::now();
+    while server.log().is_some_and(|log| log.written < log.next) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the log is not written");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A log is to begin over a table that has keys, and its start ends before there is a snapshot. The next start begins it: a power
+/// cut takes none of the keys.
+#[test]
+fn a_log_begins_with_its_snapshot() {
+    const MANY: u64 = 150;
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(with_region(dir.path(), Fsync::Always).log(None)).unwrap();
+    for n in 0..MANY {
+        server.index().put(&n.to_le_bytes(), &[7; 3_000], PutMode::Insert).unwrap();
+    }
+    server.stop();
+    let cancel = Arc::new(AtomicBool::new(true));
+    let ended = Server::start(with_region(dir.path(), Fsync::Always).cancel(cancel));
+    assert!(matches!(ended, Err(ServeError::Cancelled)));
+    assert!(log_files(dir.path()).is_empty(), "it has not begun");
+    let server = Server::start(with_region(dir.path(), Fsync::Always)).unwrap();
+    assert_eq!((server.index().len(), keys_after_a_power_cut(dir.path())), (MANY, MANY));
+    // Without the snapshot it is not taken for one that began with an empty table.
+    let lost = copy(dir.path());
+    std::fs::remove_file(lost.path().join("log/snapshot")).unwrap();
+    let refused = Server::start(with_region(lost.path(), Fsync::Always)).map(drop).unwrap_err();
+    assert!(matches!(refused, ServeError::Log { .. }), "{refused:?}");
+    server.stop();
+}
+
+/// A server is killed while its memory has records of what it has answered, if `then` allows that. The next one takes its table over.
+/// Returns how many snapshots that made, and how many keys a power cut takes then.
+fn lost_behind_a_kill(then: Fsync, now: Fsync) -> (u64, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(with_region(dir.path(), then)).unwrap();
+    for n in 0..30 {
+        server.index().put(&key(n), &value(n, 1), PutMode::Insert).unwrap();
+    }
+    until_written(&server);
+    let dir = killed(dir.path(), if then == Fsync::Always { 0 } else { 100 });
+    server.stop();
+    let server = Server::start(with_region(dir.path(), now)).unwrap();
+    server.index().put(&key(30), &value(30, 1), PutMode::Insert).unwrap();
+    until_written(&server);
+    assert_eq!(server.index().len(), 31);
+    let (made, kept) = (server.snapshot_status().unwrap().saved, keys_after_a_power_cut(dir.path()));
+    server.stop();
+    // One that has stopped has handed over all that it had.
+    let server = Server::start(with_region(dir.path(), now)).unwrap();
+    assert_eq!((server.index().len(), server.snapshot_status().unwrap().saved), (31, 0));
+    server.stop();
+    (made, 31 - kept)
+}
+
+#[test]
+fn what_a_killed_server_has_answered_is_saved() {
+    for then in [Fsync::EverySecond, Fsync::Never] {
+        for now in [then, Fsync::Always] {
+            assert_eq!(lost_behind_a_kill(then, now), (1, 0), "{then:?}, {now:?}");
+        }
+    }
+    assert_eq!(lost_behind_a_kill(Fsync::Always, Fsync::EverySecond), (0, 0), "its log has all");
+}
+
+/// The last records that a snapshot has were on no disk, as those of evicted keys may be, when the server was killed. Returns how many
+/// keys a power cut takes that came after.
+fn lost_behind_a_snapshot() -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(with_region(dir.path(), Fsync::Always)).unwrap();
+    for n in 0..10 {
+        server.index().put(&key(n), b"value", PutMode::Insert).unwrap();
+    }
+    let mut client = oneread::Client::connect(server.address()).unwrap();
+    let asked = client.ask_for_snapshot().unwrap();
+    while client.snapshot_status().unwrap().has_ended(&asked) == Some(false) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let dir = killed(dir.path(), 60);
+    server.stop();
+    let server = Server::start(with_region(dir.path(), Fsync::Always)).unwrap();
+    for n in 10..12 {
+        server.index().put(&key(n), b"value", PutMode::Insert).unwrap();
+    }
+    let kept = keys_after_a_power_cut(dir.path());
+    server.stop();
+    12 - kept
+}
+
+#[test]
+fn numbers_that_a_snapshot_is_past_are_not_given_again() {
+    assert_eq!(lost_behind_a_snapshot(), 0);
+}
+
+/// A log that is cut by request goes on from a snapshot of the table that is there.
+#[test]
+fn a_log_that_is_cut_is_begun_from_its_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(with_region(dir.path(), Fsync::Always)).unwrap();
+    for n in 0..10 {
+        server.index().put(&key(n), b"value", PutMode::Insert).unwrap();
+    }
+    let dir = killed(dir.path(), 0);
+    server.stop();
+    let log = LogConfig::new(dir.path().join("log")).truncate_at(5);
+    let server = Server::start(with_region(dir.path(), Fsync::Always).log(log)).unwrap();
+    assert_eq!((server.index().len(), keys_after_a_power_cut(dir.path())), (10, 10));
+    server.stop();
+}
+
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
@@ -276,5 +428,17 @@ mod broken {
             let is_noticed = (0..20).any(|seed| changes(sizes()[seed as usize % 2], seed).is_err());
             assert!(is_noticed, "{rule:?} was broken, and nobody noticed");
         }
+    }
+
+    #[test]
+    fn what_a_killed_server_has_answered_may_be_lost() {
+        let _broken = Broken::rule(Rule::LogBehind);
+        assert_eq!(lost_behind_a_kill(Fsync::EverySecond, Fsync::EverySecond), (0, 2), "nobody noticed");
+    }
+
+    #[test]
+    fn a_number_that_is_given_again_is_noticed() {
+        let _broken = Broken::rule(Rule::LogNumber);
+        assert_eq!(lost_behind_a_snapshot(), 2, "nobody noticed");
     }
 }

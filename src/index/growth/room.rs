@@ -4,7 +4,7 @@ use super::Growth;
 use super::directory::entry_word;
 use super::pace::TRIES_MAX;
 use super::pairs::{Driven, NoSplit};
-use crate::base::sync::lock;
+use crate::base::sync::{lock, nap};
 use crate::index::news::News;
 use crate::index::refusals::NoPath;
 use crate::index::segment::{Segment, WAITS_MAX};
@@ -14,10 +14,6 @@ use crate::layout::segment;
 use crate::outcome::PutError;
 use crossbeam_epoch::{self as epoch, Guard};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-
-/// The pause of a thread that waits for another one.
-const NAP: Duration = Duration::from_micros(50);
 
 impl Growth {
     /// Sleeps until this is over, or may be.
@@ -25,13 +21,7 @@ impl Growth {
     pub fn sleep(&self, wait: ChangeWait) {
         match wait {
             ChangeWait::Readers { due_ns } => self.grace.clock().sleep_until(due_ns),
-            ChangeWait::Thread => {
-                // In a model it is the other thread's turn.
-                #[cfg(loom)]
-                loom::thread::yield_now();
-                #[cfg(not(loom))]
-                std::thread::sleep(NAP);
-            }
+            ChangeWait::Thread => nap(),
             ChangeWait::Maker => drop(lock(&self.making)),
             ChangeWait::Memory { .. } | ChangeWait::Decided => {}
         }

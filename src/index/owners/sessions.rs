@@ -65,16 +65,15 @@ impl Index {
     /// hidden them: `false` if there was no such owner, or another call has.
     ///
     /// # Errors
-    /// [`PutError::NoOwners`]
+    /// [`PutError::NoOwners`]; [`PutError::Withdrawn`] if the log's disk has failed: the owner stays.
     pub fn remove_owner(&self, number: u16) -> Result<bool, PutError> {
-        Ok(self.all_owners()?.remove(self.table(), number))
+        self.all_owners()?.remove(self.shared_table(), number)
     }
 
-    /// As [`Index::remove_owner`], for a thread that has others to serve: it does not wait for a log.
+    /// As [`Index::remove_owner`], for a thread that has others to serve: it waits neither for puts nor for a log.
     pub(crate) fn try_remove_owner(&self, number: u16, waits: &ChangeWaits) -> Result<bool, PutError> {
-        let Some(log) = self.log() else { return self.remove_owner(number) };
-        match self.all_owners()?.try_remove(self.shared_table(), log, number)? {
-            OwnerGoes::IsHidden => Ok(waits.has_begun()),
+        match self.all_owners()?.try_remove(self.shared_table(), number)? {
+            OwnerGoes::IsHidden { is_new } => Ok(is_new || waits.has_begun()),
             OwnerGoes::Closes { is_new } => {
                 waits.goes_on(is_new);
                 Err(PutError::Busy { rounds: 0 })

@@ -2,7 +2,7 @@
 
 use super::{Awaited, Changed, DecidedChange, Decision, KeyChange, KeyPlace, Seams, SlotValue};
 use crate::base::clock::Clock;
-use crate::base::sync::lock_std;
+use crate::base::sync::{NAP, lock_std};
 use crate::config::{Config, TableSize};
 use crate::fabric::shm::Shm;
 #[cfg(feature = "faults")]
@@ -23,6 +23,7 @@ use crate::region::Region;
 use crate::sim::{Adversary, Instant, Random, Recorder, take_turns};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -91,6 +92,51 @@ impl Awaited for AtGate {
             Ends::Withdrawn => drop(change),
             Ends::Panics => panic!("on purpose"),
         }
+    }
+}
+
+/// Takes no changes for a while. Counts how often it is asked.
+#[derive(Debug, Default)]
+struct Stands {
+    asked: AtomicU64,
+    goes_on: AtomicBool,
+}
+
+impl Seams for Stands {
+    fn decided(&self, _: &KeyChange<'_>, _: LeftCause) -> Decision {
+        Decision::Now
+    }
+
+    fn has_room(&self) -> bool {
+        self.asked.fetch_add(1, Relaxed);
+        self.goes_on.load(Relaxed)
+    }
+
+    fn done(&self, _: &KeyChange<'_>, _: KeyPlace) {}
+}
+
+/// A thread whose change has to wait for another thread sleeps between two tries, in every table: a log's disk may stand still for
+/// long.
+#[test]
+fn who_waits_for_another_thread_sleeps() {
+    for config in [config("windowed:8", TableSize::Slots(64), 1), growing("windowed:8", 1)] {
+        let geometry = config.geometry().unwrap();
+        let index = Index::create(Region::private(geometry.region_bytes()), geometry, Clock::System).unwrap();
+        let stands = Arc::new(Stands::default());
+        let index = index.with_seams(stands.clone());
+        let begun = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            let puts = scope.spawn(|| index.put(b"key", b"value", PutMode::Insert));
+            while stands.asked.load(Relaxed) < 20 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            stands.goes_on.store(true, Relaxed);
+            assert_eq!(puts.join().unwrap(), Ok(PutOutcome::Inserted));
+        });
+        let most = begun.elapsed().div_duration_f64(NAP) as u64 + 2;
+        let asked = stands.asked.load(Relaxed);
+        assert!(asked <= most, "asked {asked} times, and {most} pauses fit into the time");
     }
 }
 

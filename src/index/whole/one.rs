@@ -2,7 +2,7 @@
 
 use crate::base::clock::Clock;
 use crate::base::cores::Cores;
-use crate::base::sync::yield_now;
+use crate::base::sync::nap;
 use crate::faults::{Rule, broken, kept, obey};
 use crate::index::change::{Made, What};
 use crate::index::homes::{
@@ -224,7 +224,7 @@ impl OneSize {
         let clock = self.segment.homes().grace().clock();
         match wait {
             ChangeWait::Readers { due_ns } => clock.sleep_until(due_ns),
-            ChangeWait::Thread => yield_now(),
+            ChangeWait::Thread => nap(),
             ChangeWait::Memory { .. } | ChangeWait::Maker | ChangeWait::Decided => {}
         }
     }

@@ -8,8 +8,8 @@ use crate::base::sync::{Ordering, lock_std};
 use crate::index::growth::Ahead;
 use crate::outcome::{PutError, PutOutcome};
 use crate::snapshot::{
-    SaveError, Saved, Snapshot, SnapshotBlock, SnapshotEntry, SnapshotError, SnapshotPath, SnapshotTerms,
-    SnapshotWriter,
+    LogPosition, SaveError, Saved, Snapshot, SnapshotBlock, SnapshotEntry, SnapshotError, SnapshotPath,
+    SnapshotTerms, SnapshotWriter,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, SystemTime};
@@ -79,10 +79,12 @@ pub struct Restored {
     pub took: Duration,
 }
 
-/// Begins a snapshot of a table. `made` is when the table was made, if its entries have lives.
+/// Begins a snapshot of a table. `made` is when the table was made, if its entries have lives; `log`, where its log will go
+/// on, if it has none yet.
 pub(crate) fn begin<'p>(
     table: &Table,
     made: Option<SystemTime>,
+    log: Option<LogPosition>,
     place: &'p SnapshotPath,
 ) -> Result<SnapshotWriter<'p>, SaveError> {
     let began = SystemTime::now();
@@ -90,7 +92,7 @@ pub(crate) fn begin<'p>(
         main_slots: table.counts().main_slots,
         made,
         // K3: before the walk begins.
-        log: table.observers().log().map(|log| log.position()),
+        log: table.observers().log().map_or(log, |log| Some(log.position())),
         ..SnapshotTerms::of(table.geometry(), table.incarnation(), began)
     };
     SnapshotWriter::new(place, terms)

@@ -233,12 +233,8 @@ fn who_has_waited_longest_is_next() {
 /// An owner who is removed while a put of it waits goes, also if nobody asks again.
 #[test]
 fn an_owner_goes_behind_its_puts() {
-    let disk = SimDisk::default();
-    let config = Config { size: TableSize::Slots(1_000), owners: true, life: true, ..Config::short() };
-    let index = index_for(&ServerConfig::new(Address::Shm("nowhere".into()), config)).unwrap().index;
-    let index = index.with_log(log_on(&disk, Fsync::Always));
+    let (index, disk) = with_an_owner();
     let session = index.owner(7, Duration::from_secs(60)).unwrap();
-    index.put_of(&session, b"one", b"", PutMode::Insert.into()).unwrap();
     disk.hold(true);
     std::thread::scope(|scope| {
         let putting = scope.spawn(|| index.put_of(&session, b"two", b"", PutMode::Insert.into()));
@@ -256,6 +252,81 @@ fn an_owner_goes_behind_its_puts() {
         assert!(begun.elapsed() < Duration::from_secs(60), "its entries stay");
         index.tidy();
     }
+}
+
+/// A table whose owner 7 has an entry, and the disk of its log. It has had two records.
+fn with_an_owner() -> (Index, SimDisk) {
+    let disk = SimDisk::default();
+    let config = Config { size: TableSize::Slots(1_000), owners: true, life: true, ..Config::short() };
+    let index = index_for(&ServerConfig::new(Address::Shm("nowhere".into()), config)).unwrap().index;
+    let index = index.with_log(log_on(&disk, Fsync::Always));
+    let session = index.owner(7, Duration::from_secs(60)).unwrap();
+    index.put_of(&session, b"one", b"", PutMode::Insert.into()).unwrap();
+    (index, disk)
+}
+
+/// A thread of an embedder removes an owner, and sleeps until the log has the record. Meanwhile others tidy, and a client asks
+/// for it, too. Returns how many records said it, how often it was hidden, and how many records the log cannot forget.
+fn removed_by_three() -> (u64, u64, u64) {
+    let (index, disk) = with_an_owner();
+    let (log, hidden) = (index.log().unwrap(), index.changes_made());
+    let before = log.status().next;
+    disk.hold(true);
+    std::thread::scope(|scope| {
+        let removes = scope.spawn(|| index.remove_owner(7));
+        while log.status().next == before {
+            std::thread::yield_now();
+        }
+        let waits = ChangeWaits::default();
+        assert!(index.try_remove_owner(7, &waits).is_err() && waits.now().is_some());
+        assert!(index.tidy().is_some() && has(&index, b"one"));
+        disk.hold(false);
+        assert_eq!(removes.join().unwrap(), Ok(true));
+    });
+    assert!(!has(&index, b"one"));
+    log.drain();
+    let hidden = index.changes_made() - hidden;
+    (log.status().next - before, hidden, log.status().next - log.applied())
+}
+
+#[test]
+fn an_owner_is_hidden_once() {
+    assert_eq!(removed_by_three(), (1, 1, 0));
+    let _broken = crate::faults::Broken::rule(crate::faults::Rule::OwnerOnce);
+    assert_ne!(removed_by_three(), (1, 1, 0), "nobody noticed");
+}
+
+/// An owner whose record the disk refuses stays, whoever has asked, and whoever asks later: it has its entries, and its sessions
+/// go on. No thread looks at it again and again.
+#[test]
+fn an_owner_stays_when_the_disk_fails() {
+    let (index, disk) = with_an_owner();
+    disk.hold(true);
+    std::thread::scope(|scope| {
+        let removes = scope.spawn(|| index.remove_owner(7));
+        while index.log().unwrap().status().next < 3 {
+            std::thread::yield_now();
+        }
+        disk.fail_in(0);
+        disk.hold(false);
+        assert_eq!(removes.join().unwrap(), Err(PutError::Withdrawn));
+    });
+    assert!(index.log().unwrap().status().has_failed);
+    assert_eq!(index.remove_owner(7), Err(PutError::Withdrawn));
+    let waits = ChangeWaits::default();
+    assert_eq!(index.try_remove_owner(7, &waits), Err(PutError::Withdrawn));
+    assert!(waits.now().is_none() && has(&index, b"one"));
+    let session = index.owner(7, Duration::ZERO).unwrap();
+    let put = index.put_of(&session, b"two", b"", PutMode::Insert.into());
+    assert_eq!(put, Err(PutError::Withdrawn), "the owner is there, and nothing is changed any more");
+    // One that is away stays, too.
+    drop(session);
+    let begun = Instant::now();
+    while index.tidy().is_some() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "there is always more to do");
+        std::thread::yield_now();
+    }
+    assert!(has(&index, b"one"));
 }
 
 /// A disk that fails: whoever waits is told so, nothing is made, and room and turns are free again.
