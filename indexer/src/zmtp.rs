@@ -30,7 +30,7 @@ const FRAMES_MAX: usize = 8;
 const STEP: usize = 64 << 10;
 /// From the first byte of a message to its last.
 const WHOLE: Duration = Duration::from_secs(60);
-/// Memory that a quiet connection keeps.
+/// Memory that a connection keeps between messages that come one after the other. A quiet one keeps none.
 const KEPT: usize = 4 * STEP;
 /// The longest command.
 const COMMAND_MAX: usize = 4096;
@@ -95,9 +95,7 @@ impl Stream {
         };
     }
 
-    /// Reads what has come. Waits for nothing.
-    fn read_now(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let flags = RecvFlags::DONTWAIT;
+    fn receive(&self, bytes: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
         let read = match self {
             Stream::Tcp(stream) => recv(stream, bytes, flags),
             Stream::Unix(stream) => recv(stream, bytes, flags),
@@ -251,11 +249,8 @@ impl Socket {
     /// # Errors
     /// The peer hung up, or sent what is no message, or one that is too long.
     pub fn receive(&mut self, within: Duration) -> Result<Option<Vec<Vec<u8>>>, ZmtpError> {
-        if self.buffer.len() == self.used {
-            match self.fill(1, Instant::now() + within) {
-                Err(ZmtpError::Io(error)) if is_late(&error) => return Ok(None),
-                filled => filled?,
-            }
+        if self.buffer.len() == self.used && !self.waits_for_bytes(within)? {
+            return Ok(None);
         }
         let until = Instant::now() + WHOLE;
         let (mut frames, mut left) = (Vec::new(), self.message_max);
@@ -322,8 +317,8 @@ impl Socket {
     fn fill_now(&mut self) -> Result<bool, ZmtpError> {
         self.make_room();
         let had = self.buffer.len();
-        self.buffer.resize(had + STEP, 0);
-        let read = self.stream.read_now(&mut self.buffer[had..]);
+        self.buffer.resize(had + STEP / 4, 0);
+        let read = self.stream.receive(&mut self.buffer[had..], RecvFlags::DONTWAIT);
         self.buffer.truncate(had + read.as_ref().map_or(0, |read| *read));
         match read {
             Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
@@ -359,6 +354,21 @@ impl Socket {
         }
         self.fill(length, until)?;
         Ok((flags, self.take(length).to_vec()))
+    }
+
+    /// Waits for a byte, without memory for it. Returns whether one has come.
+    fn waits_for_bytes(&mut self, within: Duration) -> Result<bool, ZmtpError> {
+        (self.buffer, self.used) = (Vec::new(), 0);
+        let until = Instant::now() + within;
+        loop {
+            match self.waits(until).and_then(|()| self.stream.receive(&mut [0], RecvFlags::PEEK)) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(_) => return Ok(true),
+                Err(error) if is_late(&error) => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Waits no longer than until then.
@@ -512,6 +522,20 @@ mod tests {
         assert!(matches!(socket.receive_now(), Err(ZmtpError::Long { .. })));
         drop(peer);
         assert!(matches!(socket.receive_now(), Err(ZmtpError::Io(_))), "it hung up");
+    }
+
+    /// A connection on which nothing comes has no memory for what may come.
+    #[test]
+    fn a_quiet_connection_has_no_buffer() {
+        let (here, there) = pair();
+        let peer = thread::spawn(move || Socket::begin(there, Kind::Pub, 1 << 20, MINUTE).unwrap());
+        let mut socket = Socket::begin(here, Kind::Sub, 1 << 20, MINUTE).unwrap();
+        let mut peer = peer.join().unwrap();
+        peer.send(&[b"", &[9; 30_000]], MINUTE).unwrap();
+        assert_eq!(socket.receive(MINUTE).unwrap().unwrap()[1], [9; 30_000]);
+        assert_eq!(socket.receive_now().unwrap(), None);
+        assert_eq!(socket.receive(Duration::from_millis(1)).unwrap(), None);
+        assert_eq!(socket.buffer.capacity(), 0);
     }
 
     /// What a peer says before messages, with a length, flags, a kind or a version that are not agreed on.

@@ -227,7 +227,7 @@ fn broken_rules_of_links_are_noticed() {
 
 /// A worker is copied to another incarnation while a laggard removes its blocks, between any two changes. The new one is
 /// told the same, and then has none of them. Returns whether that is so.
-fn copied_beside_a_laggard(behind: usize) -> bool {
+fn copied_beside_a_laggard(behind: usize, names: &[u64]) -> bool {
     let (old, other) = (worker("one"), worker("two"));
     let new = Worker { incarnation: 1, ..old.clone() };
     let tokens: Vec<u32> = (1..=12).collect();
@@ -237,9 +237,9 @@ fn copied_beside_a_laggard(behind: usize) -> bool {
     others.write(&mut store).unwrap();
     let mut slow = (publisher(&mut store, &old), table.store());
     // One has the link in common, and one another meaning than the other worker's.
-    slow.0.hear(0, &batch(0, vec![stored(None, &[1, 2], &tokens[..8], 4)]));
+    slow.0.hear(0, &batch(0, vec![stored(None, names, &tokens[..names.len() * 4], 4)]));
     slow.0.write(&mut slow.1).unwrap();
-    let gone = batch(1, vec![removed(&[1, 2])]);
+    let gone = batch(1, vec![removed(names)]);
     let told = gone.clone();
     let between = move || {
         slow.0.hear(1, &told);
@@ -266,12 +266,13 @@ fn copied_beside_a_laggard(behind: usize) -> bool {
 /// A takeover copies what can be removed, whatever the one before still does.
 #[test]
 fn a_copy_can_be_removed() {
-    for behind in 0..8 {
-        assert!(copied_beside_a_laggard(behind), "behind {behind}");
+    let all = || (0..8).flat_map(|behind| [&[1][..], &[2], &[1, 2]].map(|names| (behind, names)));
+    for (behind, names) in all() {
+        assert!(copied_beside_a_laggard(behind, names), "{names:?} behind {behind}");
     }
     for rule in [Rule::CopyBlind, Rule::BlocksFirst] {
         breaks(Some(rule));
-        let noticed = (0..8).any(|behind| !copied_beside_a_laggard(behind));
+        let noticed = all().any(|(behind, names)| !copied_beside_a_laggard(behind, names));
         breaks(None);
         assert!(noticed, "{rule:?} is not noticed");
     }
