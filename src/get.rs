@@ -25,6 +25,8 @@
 //!         otherwise                                                         -> a pass, as above
 //! ```
 //!
+//! So does one whose client has seen keys in the child of a split that is under way: it READs the window there first.
+//!
 //! A value that is not in its slot, but where this says, takes one READ more (X4, `reader/values.rs`).
 //!
 //! In a table that grows, a GET also finds its way through the directory (`route`):
@@ -53,13 +55,13 @@
 pub(crate) mod route;
 
 use crate::faults::{Rule, breaking, broken, disobey, kept};
-use crate::get::route::{EntrySays, Onward, SegmentRoute};
+use crate::get::route::{EntrySays, Onward, Reads, SegmentRoute};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::long::SoughtKey;
-use crate::layout::segment::{DirectoryEntry, HomeState, Named};
+use crate::layout::segment::{DirectoryEntry, HomeState, KnownEntry, Named};
 use crate::layout::slot::Header;
 use crate::placement::families;
 use crate::sink::Sink;
@@ -233,21 +235,26 @@ impl<'a> Get<'a> {
 
     /// A GET in a table that grows. `known` is an entry of the key, as old as it may be, with which the
     /// first pass begins; without it, that begins with the READ of the entry. By the counter every pass
-    /// does.
+    /// does. Where keys have gone to the entry's pending child, the GET looks there first (G9).
     pub(crate) fn by_directory(
         geometry: &'a Geometry,
         key: &'a [u8],
-        known: Option<DirectoryEntry>,
+        known: Option<KnownEntry>,
         bits: u32,
         by_counter: bool,
     ) -> Get<'a> {
         let mut get = Get::new(geometry, key);
-        let (route, first) =
-            SegmentRoute::new(get.key.first().directory(), known.filter(|_| !by_counter), bits, by_counter);
+        let known = known.filter(|_| !by_counter);
+        let entry = known.map(|known| known.entry);
+        let (mut route, first) = SegmentRoute::new(get.key.first().directory(), entry, bits, by_counter);
+        let ahead = known.filter(|known| known.keys_have_gone).and_then(|_| route.look_ahead());
         get.route = Some(route);
-        match known {
-            Some(entry) if !by_counter => get.go(entry.segment),
-            _ => get.window = first,
+        match entry {
+            Some(entry) => get.go(entry.segment),
+            None => get.window = first,
+        }
+        if let Some(child) = ahead {
+            get.window = get.window_in(child);
         }
         get
     }
@@ -261,6 +268,15 @@ impl<'a> Get<'a> {
     #[inline]
     pub(crate) fn learned(&self) -> Option<(u32, DirectoryEntry)> {
         self.route.as_ref().and_then(SegmentRoute::learned)
+    }
+
+    /// Of a GET that has found a key which goes to a pending child: the depth of its entry, and whether the child has the
+    /// key by now. For the client to remember.
+    #[inline]
+    pub(crate) fn found_ahead(&self) -> Option<(u32, bool)> {
+        let route = self.route.as_ref()?;
+        let (child, depth) = route.goes_to()?;
+        Some((depth, route.is_in(child) || self.window == self.window_in(child)))
     }
 
     /// Where the value is that was found, if it is not in the slot.
@@ -312,8 +328,10 @@ impl<'a> Get<'a> {
     pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut impl Sink) -> Step {
         if let Some(route) = &mut self.route {
             route.begins = false;
-            if route.reads_entry() {
-                return self.told(landed.entry(self.window.first));
+            match route.reads() {
+                Reads::Window => {}
+                Reads::Ahead => return self.looked_ahead(landed, exact, value),
+                Reads::Entry | Reads::EntryAgain => return self.told(landed.entry(self.window.first)),
             }
         }
         let mut torn = false;
@@ -448,9 +466,45 @@ impl<'a> Get<'a> {
 impl Get<'_> {
     /// The next window is the key's primary one in this segment.
     fn go(&mut self, segment: Named) {
-        let window = self.geometry.primary(self.key);
-        self.primary = window.of_segment(self.geometry.segment_first(segment.memory), segment.incarnation);
+        self.primary = self.window_in(segment);
         self.begin_window(self.primary);
+    }
+
+    /// The key's primary window in this segment.
+    fn window_in(&self, segment: Named) -> Window {
+        let window = self.geometry.primary(self.key);
+        window.of_segment(self.geometry.segment_first(segment.memory), segment.incarnation)
+    }
+
+    /// The key's window in the pending child was READ before the first pass. A key there counts as any other hit does; that
+    /// it is not there says nothing (G9).
+    #[cold]
+    fn looked_ahead<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut impl Sink) -> Step {
+        if let Some(route) = &mut self.route {
+            route.has_looked_ahead();
+        }
+        let wanted = SoughtKey { key: self.key, others: self.others };
+        for slot in self.window.iter() {
+            let look = breaking(Rule::HintHit, &[Rule::StampCheck, Rule::CrcCheck], || {
+                landed.look(slot, wanted, value)
+            });
+            match look {
+                Look::Match | Look::Reference(_) => {
+                    self.reference = look.reference();
+                    if exact || self.geometry.shape().lines() == 1 {
+                        return Step::Found;
+                    }
+                    self.found = true;
+                    return Step::Judge;
+                }
+                Look::Other(_) | Look::Torn => {}
+            }
+        }
+        if broken(Rule::HintMiss) {
+            return Step::Absent;
+        }
+        self.begin_window(self.primary);
+        Step::Read(self.window)
     }
 
     /// Takes in the entry that was asked for.
@@ -790,7 +844,7 @@ mod tests {
             DirectoryEntry { segment, depth: 0, pending: Pending::Nothing }
         };
         for (used, is_absent) in [(5, true), (6, false)] {
-            let mut get = Get::by_directory(&geometry, b"key", Some(entry(5)), 0, false);
+            let mut get = Get::by_directory(&geometry, b"key", Some(entry(5).into()), 0, false);
             let window = get.start();
             let mut landed =
                 InUse { first: window.first, tag, torn: window.iter().next_back(), entry: entry(used) };
@@ -801,6 +855,50 @@ mod tests {
             assert_eq!(feed(&mut get, &mut landed), Step::Judge);
             let ended = get.judge(Proof::InGrace);
             assert_eq!(ended == Step::Absent, is_absent, "{used}: {ended:?}");
+        }
+    }
+
+    /// A client has found keys in the child of a split. A GET of a key that goes there READs the child's window first: a key
+    /// there is found. If it is not there, or in a slot that is being written, the GET begins as any other, with a pass of its own.
+    /// A key that stays, or of a pair whose keys were not seen in the child, begins so at once.
+    #[test]
+    fn a_look_ahead_that_misses_says_nothing() {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::short() }.geometry().unwrap();
+        let [parent, child] = [1, 2].map(|memory| Named { memory, incarnation: 5 });
+        let entry = DirectoryEntry { segment: parent, depth: 0, pending: Pending::Child(child) };
+        let goes = |key: &[u8]| geometry.hashed(key).first().directory() & 1 == 1;
+        let keys = (0..20u64).map(u64::to_le_bytes);
+        let (going, staying): (Vec<_>, Vec<_>) = keys.partition(|key| goes(key));
+        assert!(!going.is_empty() && !staying.is_empty());
+        let begin = |key, keys_have_gone| {
+            Get::by_directory(&geometry, key, Some(KnownEntry { entry, keys_have_gone }), 0, false)
+        };
+        let is_of = |window: Window, named: Named| {
+            let first = geometry.segment_first(named.memory).0;
+            window.incarnation == 5 && (first..first + geometry.slots()).contains(&window.first.0)
+        };
+        for key in &going {
+            for there in [Look::Match, Look::Torn, Look::Other(Header::from_words([0, 0]))] {
+                let mut get = begin(key, true);
+                assert!(is_of(get.start(), child) && get.begins_pass());
+                let step = get.feed(&mut Showing(|_| there), false, &mut Vec::new());
+                if there == Look::Match {
+                    assert!(matches!(step, Step::Found | Step::Judge));
+                    assert_eq!(get.found_ahead(), Some((0, true)));
+                    continue;
+                }
+                assert!(matches!(step, Step::Read(window) if is_of(window, parent)), "{there:?}: {step:?}");
+                assert!(get.begins_pass());
+                let step = get.feed(&mut Showing(|_| Look::Match), false, &mut Vec::new());
+                assert!(matches!(step, Step::Found | Step::Judge));
+                assert_eq!(get.found_ahead(), Some((0, false)));
+            }
+            assert!(is_of(begin(key, false).start(), parent));
+        }
+        for key in &staying {
+            let get = begin(key, true);
+            assert!(is_of(get.start(), parent) && get.found_ahead().is_none());
         }
     }
 

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! In a table that grows, the directory entry comes after the counter. Where it names a pair, it is loaded again
-//! before the counter is (E8), and where the home has gone to the other segment, the machine goes on.
+//! before the counter is (E8). Where the home has gone to the other segment, that is looked at first, for a hit (G9);
+//! without one the machine goes on.
 //!
 //! [`glance`] does this for the primary window alone, where slots are one line. It answers nearly every
 //! GET. Where it has no answer, [`look`] starts again.
@@ -381,6 +382,10 @@ pub(crate) fn look(
     let (shape, words) = (geometry.shape(), geometry.window_words());
     let window = memory.words_within(first, words)?;
     memory.expect(first);
+    if segment::is_paired(entry) && look_across(memory, geometry, hashed, (entry, aux(window)), value, reads)
+    {
+        return Some(true);
+    }
     let mut seen = look_through(shape, window, hashed.key(), end, value);
     let home_aux = aux(window);
     if matches!(seen, Seen::NoKey) && families::may_be_displaced(geometry, hashed, home_aux) {
@@ -402,6 +407,39 @@ pub(crate) fn look(
             None
         }
     }
+}
+
+/// Whether the key is in the other segment of a pair, to which its home has gone by its header (G9). That it is not there
+/// says nothing.
+#[cold]
+#[inline(never)]
+fn look_across(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    (entry, home_aux): (u64, u32),
+    value: &mut impl Sink,
+    reads: &mut ReadCounts,
+) -> bool {
+    if !HomeState::of(home_aux).has_gone(segment::depth(entry), key.first().directory()) {
+        return false;
+    }
+    let first = geometry.home_word_in(segment::other_memory(entry), key.home());
+    let Some(end) = KeyEnd::of(key.key()) else { return false };
+    let Some(window) = memory.words_within(first, geometry.window_words()) else { return false };
+    memory.expect(first);
+    let mut seen = look_through(geometry.shape(), window, key.key(), end, value);
+    let home_aux = aux(window);
+    if matches!(seen, Seen::NoKey) && families::may_be_displaced(geometry, key, home_aux) {
+        let before = first - geometry.home_word(key.home());
+        seen = further(memory, geometry, key, home_aux, before, value, reads);
+    }
+    if matches!(seen, Seen::Key) {
+        return true;
+    }
+    // What the caller counts is one READ.
+    count(reads, geometry.window_words());
+    false
 }
 
 /// Whether a key is there, and not hidden (O2), where entries may have owners. `None`, too, where that takes more than two

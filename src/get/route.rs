@@ -30,9 +30,12 @@ pub(crate) struct SegmentRoute {
     pub by_counter: bool,
 }
 
+/// What a READ is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reads {
+pub(crate) enum Reads {
     Window,
+    /// The window in the pending child, before the first pass (G9).
+    Ahead,
     Entry,
     /// The entry again, at the end of a pass on shm.
     EntryAgain,
@@ -94,8 +97,36 @@ impl SegmentRoute {
         entry_window(self.directory & low(self.bits))
     }
 
-    pub fn reads_entry(&self) -> bool {
-        self.reads != Reads::Window
+    /// What the next READ is for.
+    #[inline(always)]
+    pub fn reads(&self) -> Reads {
+        self.reads
+    }
+
+    /// The pending child, if the key is one of those that go there. Then the first READ is of that (G9).
+    pub fn look_ahead(&mut self) -> Option<Named> {
+        let (child, _) = self.goes_to()?;
+        self.reads = Reads::Ahead;
+        Some(child)
+    }
+
+    /// The READ ahead has landed. Without a hit, the first pass begins.
+    pub fn has_looked_ahead(&mut self) {
+        self.reads = Reads::Window;
+        self.begins = true;
+    }
+
+    /// The pending child of the entry, and the entry's depth, if the key is one of those that go there. `None` by the
+    /// counter, which goes by no remembered entry.
+    pub fn goes_to(&self) -> Option<(Named, u32)> {
+        let DirectoryEntry { depth, pending, .. } = self.entry.filter(|_| !self.by_counter)?;
+        let Pending::Child(child) = pending else { return None };
+        (self.directory >> depth & 1 == 1).then_some((child, depth))
+    }
+
+    /// Whether the pass is in this segment.
+    pub fn is_in(&self, segment: Named) -> bool {
+        self.at.segment == segment
     }
 
     pub fn was_asked(&self) -> bool {
@@ -165,14 +196,9 @@ impl SegmentRoute {
         self.at = DirectoryEntry { segment, depth, pending: Pending::Nothing };
     }
 
-    /// Whether the key stays in a segment known by this depth whose home has been split to another.
-    fn stays(&self, known: u32, home: u32) -> bool {
-        home <= known || self.directory & low(home) & !low(known) == 0
-    }
-
     /// The other segment of the pair, if the home says that the key may be there. Once in a pass.
     pub fn other_side(&mut self, home: HomeState) -> Option<Named> {
-        let may_be_there = home.merged || !self.stays(self.at.depth, home.depth);
+        let may_be_there = home.has_gone(self.at.depth, self.directory);
         match self.at.pending {
             Pending::Child(other) | Pending::Parent(other) if may_be_there => {
                 self.go(other, self.at.depth);
@@ -185,8 +211,8 @@ impl SegmentRoute {
     /// Where to look after a pass that found nothing.
     pub fn next(&mut self, home: HomeState, in_time: bool) -> Onward {
         let DirectoryEntry { depth, pending, .. } = self.at;
-        let deeper = self.lingers != Some(home.depth) && !self.stays(depth, home.depth);
-        if home.merged || deeper {
+        let lingers = !home.merged && self.lingers == Some(home.depth);
+        if !lingers && home.has_gone(depth, self.directory) {
             // No trace of a merge is that deep: the entry is old, and so is what is pending.
             let is_old = !home.merged && home.depth > depth + 1 && !broken(Rule::OldChild);
             self.wants_child = !home.merged && !self.asked;

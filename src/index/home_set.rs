@@ -26,16 +26,6 @@ impl HomeSet {
         HomeSet { bits: 0, ..self }
     }
 
-    /// Those of the homes whose bits are set here: the lowest bit is that of the first of the 64.
-    pub const fn and_bits(self, bits: u64) -> HomeSet {
-        HomeSet { bits: self.bits & bits, ..self }
-    }
-
-    /// The homes from the first of the 64 to the last of the set. Empty for an empty set.
-    pub fn span(self) -> Range<u64> {
-        self.first..self.first + u64::from(64 - self.bits.leading_zeros())
-    }
-
     /// Adds a home, which is one of the 64.
     pub fn add(&mut self, home: u64) {
         self.bits |= 1 << (home - self.first);
@@ -129,9 +119,6 @@ mod tests {
             let mut others = set.cleared();
             others.add(homes[1]);
             assert_eq!(set.without(others).iter().collect::<Vec<_>>(), [homes[0], homes[2]]);
-            assert_eq!(set.and_bits(!(1 << 31)), set.without(others), "bits count from the first of the 64");
-            assert_eq!((set.span(), others.span()), (first..first + 64, first..first + 32));
-            assert!(set.cleared().span().is_empty());
             assert_eq!(HomeSet::one(first).iter().collect::<Vec<_>>(), [first]);
         }
     }

@@ -51,8 +51,12 @@ impl Index {
             Patience::Tries(waits) | Patience::HasTurn(waits, _) => self.try_once(change, waits),
             Patience::Sleeps => {
                 let waits = ChangeWaits::default();
-                let tried = self.try_once(change, &waits);
-                if waits.are_any() { self.make_again(change, &waits, tried) } else { tried }
+                // (Made of its parts: so no more than the outcome is moved.)
+                match (self.try_once(change, &waits), waits.are_any()) {
+                    (Ok(outcome), false) => Ok(outcome),
+                    (Err(error), false) => Err(error),
+                    (tried, true) => self.make_again(change.apart(), &waits, tried),
+                }
             }
         }
     }
@@ -192,7 +196,7 @@ impl Index {
             Some(value) if self.geometry().is_inline(change.key, value.len()) => {
                 self.with_room(change, value.into(), waits)
             }
-            Some(value) => self.make_long(change, value, waits),
+            Some(value) => self.make_long(change.apart(), value, waits),
         }
     }
 
@@ -245,7 +249,7 @@ impl Index {
     ) -> Made<W, PutError> {
         match self.evicts() && change.what.needs_room() {
             false => self.with_life(change, value, waits),
-            true => self.make_evicting(change, value, waits),
+            true => self.make_evicting(change.apart(), value, waits),
         }
     }
 
@@ -287,7 +291,7 @@ impl Index {
         waits: &ChangeWaits,
     ) -> Made<W, PutError> {
         match self.lives() {
-            Some(lives) if W::NEEDS_LIFE => self.make_alive(lives, change, value, waits),
+            Some(lives) if W::NEEDS_LIFE => self.make_alive(lives, change.apart(), value, waits),
             None if change.ttl.is_some() => Err(PutError::NoLife),
             Some(_) | None => self.at_turn(change, value, waits),
         }
@@ -342,7 +346,7 @@ impl Index {
     ) -> Made<W, PutError> {
         match self.seams() {
             None => self.table().change(change.key, change.what, new, Nobody, waits),
-            Some(seams) => self.in_turn(seams, change, new, waits),
+            Some(seams) => self.in_turn(seams, change.apart(), new, waits),
         }
     }
 

@@ -289,7 +289,7 @@ impl Segment {
     ) -> SlotIx {
         match room {
             FoundRoom::Free(slot) => {
-                self.homes().place(locked, slot, key, *value);
+                self.homes().place(locked, slot, key, value);
                 slot
             }
             FoundRoom::Along(path, movers) => {
@@ -359,7 +359,7 @@ impl Segment {
         // An extent that stays the key's does not end.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
         let life = self.life_in(slot);
-        let written = self.slots().rewrite(locked, slot, key.key(), *value, None);
+        let written = self.slots().rewrite(locked, slot, key.key(), value, None);
         self.end_name(before.filter(ends), written);
         if self.geometry().has_life() {
             self.note_life_after(key, life, value);
@@ -437,7 +437,7 @@ impl Segment {
         // A key that does not fit its slot stays where it is.
         let kept = self.geometry().is_long(key.key()).then_some(&there);
         let value = kept.map_or(Stored::from(&[]), SlotCopy::stored).with_life(Some(&life));
-        let written = self.slots().rewrite(locked, slot, key.key(), value, None);
+        let written = self.slots().rewrite(locked, slot, key.key(), &value, None);
         self.end_name(there.reference.filter(|_| kept.is_none()), written);
         true
     }

@@ -47,6 +47,17 @@ impl<'a, W> WantedChange<'a, W> {
         WantedChange { key, what, value: None, ttl: None, owner, patience: Patience::Sleeps }
     }
 
+    /// A copy of the change, for a step that is seldom taken. (That step takes it in memory. A change whose own memory
+    /// nobody is given stays in registers.)
+    #[inline(always)]
+    pub fn apart(&self) -> WantedChange<'a, W>
+    where
+        W: Copy,
+    {
+        let WantedChange { key, what, value, ttl, owner, patience } = *self;
+        WantedChange { key, what, value, ttl, owner, patience }
+    }
+
     /// The change, with this value.
     #[inline(always)]
     pub fn value(self, value: &'a [u8]) -> WantedChange<'a, W> {

@@ -499,11 +499,6 @@ impl Geometry {
     pub(crate) fn window_words(&self) -> usize {
         self.derived.window_words
     }
-    /// Words from the first slot of a home to that of the next one.
-    #[inline(always)]
-    pub(crate) fn home_words(&self) -> usize {
-        self.derived.home_words
-    }
     /// Bytes that a READ of a home's window moves.
     #[inline(always)]
     pub(crate) fn home_window_bytes(&self) -> u64 {

@@ -55,6 +55,12 @@ impl HomeState {
         aux >> DEPTH_SHIFT == depth
     }
 
+    /// Whether a key with this directory hash has gone to the other segment of a pair, whose entry has this depth; or is
+    /// about to.
+    pub(crate) fn has_gone(self, depth: u32, directory: u32) -> bool {
+        self.merged || self.depth > depth && directory & low(self.depth) & !low(depth) != 0
+    }
+
     /// `aux` with this state.
     pub fn in_aux(self, aux: u32) -> u32 {
         aux & !STATE_MASK | self.depth << DEPTH_SHIFT | if self.merged { MERGED } else { 0 }
@@ -101,6 +107,21 @@ pub struct DirectoryEntry {
     pub depth: u32,
     /// The other segment, if there is one.
     pub pending: Pending,
+}
+
+/// A directory entry that a client remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownEntry {
+    /// The entry, as old as it may be.
+    pub entry: DirectoryEntry,
+    /// The last key that was found of those that go to the pending child was there.
+    pub keys_have_gone: bool,
+}
+
+impl From<DirectoryEntry> for KnownEntry {
+    fn from(entry: DirectoryEntry) -> KnownEntry {
+        KnownEntry { entry, keys_have_gone: false }
+    }
 }
 
 const MEMORY_MASK: u64 = (1 << 24) - 1;

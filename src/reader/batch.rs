@@ -516,7 +516,7 @@ impl<F: Fabric> Reader<'_, F> {
                                 each(lane.number, lane.is_found.then_some(found))?;
                             }
                         }
-                        self.entries.learn(&lane.get);
+                        self.entries.learn(&lane.get, lane.is_found);
                         if let Some((number, key)) = todo.next() {
                             lane.restart(self.entries.machine(self.geometry, key, by_counter), number);
                             ready.push((token, lane.get.start()));

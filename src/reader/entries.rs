@@ -4,7 +4,7 @@ use crate::get::Get;
 use crate::hints::{Hinted, Hints};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::Hashed;
-use crate::layout::segment::{self, DirectoryEntry, low};
+use crate::layout::segment::{self, DirectoryEntry, KnownEntry, low};
 
 /// The most entries that a client remembers.
 const REMEMBERED_MAX: usize = 1 << 20;
@@ -17,7 +17,7 @@ pub(crate) struct KnownEntries(Option<Box<Remembered>>);
 #[derive(Clone, Debug, Default)]
 struct Remembered {
     /// By prefix, with a bit above it.
-    entries: rustc_hash::FxHashMap<u32, DirectoryEntry>,
+    entries: rustc_hash::FxHashMap<u32, KnownEntry>,
     /// The depths of these entries, a bit for each.
     depths: u32,
     /// Which table they are of.
@@ -26,7 +26,7 @@ struct Remembered {
 
 impl KnownEntries {
     /// The deepest entry known of a key.
-    pub fn of(&self, directory: u32) -> Option<DirectoryEntry> {
+    pub fn of(&self, directory: u32) -> Option<KnownEntry> {
         let Remembered { entries, depths, .. } = &**self.0.as_ref()?;
         let mut depths = *depths;
         while depths != 0 {
@@ -59,7 +59,7 @@ impl KnownEntries {
             return hints.of(geometry, key, None);
         }
         match self.of(key.first().directory()) {
-            Some(entry) => hints.of(geometry, key, Some(entry)),
+            Some(KnownEntry { entry, .. }) => hints.of(geometry, key, Some(entry)),
             None => Hinted::new(),
         }
     }
@@ -80,12 +80,22 @@ impl KnownEntries {
         Get::by_directory(geometry, key, known, self.bits(), by_counter)
     }
 
-    /// Remembers the entry that a GET has READ.
+    /// Remembers what a GET has seen that has ended: the entry that it has READ, and on which side of a pair it has found
+    /// its key, if it has.
     #[inline]
-    pub fn learn(&mut self, get: &Get<'_>) {
+    pub fn learn(&mut self, get: &Get<'_>, has_found: bool) {
         if let Some((directory, entry)) = get.learned() {
             self.remember(get.geometry(), directory, entry);
         }
+        if let Some((depth, ahead)) = get.found_ahead().filter(|_| has_found) {
+            self.remember_side(get.key().first().directory(), depth, ahead);
+        }
+    }
+
+    #[cold]
+    fn remember_side(&mut self, directory: u32, depth: u32, keys_have_gone: bool) {
+        let remembered = self.0.as_mut().and_then(|all| all.entries.get_mut(&name(directory, depth)));
+        remembered.into_iter().for_each(|known| known.keys_have_gone = keys_have_gone);
     }
 
     fn remember(&mut self, geometry: &Geometry, directory: u32, entry: DirectoryEntry) {
@@ -98,7 +108,10 @@ impl KnownEntries {
         for depth in entry.depth + 1..=segment::DEPTH_MAX {
             entries.remove(&name(directory, depth));
         }
-        entries.insert(name(directory, entry.depth), entry);
+        let known = entries.entry(name(directory, entry.depth)).or_insert(entry.into());
+        if known.entry != entry {
+            *known = entry.into();
+        }
         *depths |= 1 << entry.depth;
     }
 }
@@ -128,7 +141,7 @@ mod tests {
         let most = REMEMBERED_MAX as u32;
         for directory in 0..most + 1 {
             known.remember(&geometry, directory, entry);
-            assert_eq!(known.of(directory), Some(entry));
+            assert_eq!(known.of(directory), Some(entry.into()));
         }
         assert!(known.0.unwrap().entries.len() <= REMEMBERED_MAX);
     }
@@ -141,7 +154,7 @@ mod tests {
         let mut known = KnownEntries::default();
         known.remember(&one, 5, entry(3));
         known.keep(&one);
-        assert_eq!((known.of(5), known.bits()), (Some(entry(3)), 3));
+        assert_eq!((known.of(5), known.bits()), (Some(entry(3).into()), 3));
         known.keep(&other);
         assert_eq!((known.of(5), known.bits()), (None, 0));
     }

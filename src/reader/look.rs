@@ -103,11 +103,11 @@ impl<F: Fabric> Reader<'_, F> {
                     Step::Read(window)
                 }
                 Step::Found => {
-                    self.entries.learn(&get);
+                    self.entries.learn(&get, true);
                     return Ok(get.reference().map_or(Looked::Here, |reference| Looked::At(reference, mark)));
                 }
                 Step::Absent => {
-                    self.entries.learn(&get);
+                    self.entries.learn(&get, false);
                     value.put_none();
                     return Ok(Looked::Absent);
                 }

@@ -13,6 +13,8 @@ mod stats;
 mod values;
 
 #[cfg(all(test, not(loom)))]
+mod pair_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use answers::StoredAnswer;

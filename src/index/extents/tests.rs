@@ -173,7 +173,7 @@ fn keys_without_values_are_freed() {
                     &segment.slots().lock_slot(slot),
                     slot,
                     b"one",
-                    Stored::in_heap(&bytes),
+                    &Stored::in_heap(&bytes),
                     None,
                 );
                 Some(())

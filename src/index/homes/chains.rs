@@ -77,7 +77,7 @@ impl Homes {
         match room {
             ChainRoom::Free { block, slot } => {
                 self.stripe(locked, key.home()).forget_empty(block);
-                self.place(locked, slot, &key, value)
+                self.place(locked, slot, &key, &value)
             }
             ChainRoom::New { block, tail } => {
                 let window = self.clean(locked, block);
@@ -86,7 +86,7 @@ impl Homes {
                     Rule::LinkFirst,
                     locked,
                     |locked| self.link(locked, tail, Some(block)),
-                    |locked| written = Some(self.place(locked, window.first, &key, value)),
+                    |locked| written = Some(self.place(locked, window.first, &key, &value)),
                 );
                 written.expect("in either order, it is written")
             }

@@ -81,7 +81,7 @@ impl Homes {
             locked.lock(set.clone());
             displaced = SmallVec::new();
             // C3: of a home without a filter bit, no key is displaced.
-            for home in self.slots.with_displaced(homes).iter() {
+            for home in self.slots.with_displaced_locked(locked, homes).iter() {
                 displaced.extend(self.stripe(locked, home).displaced_slots(home));
             }
             let guards = || displaced.iter().filter(|slot| slot.0 < geometry.main_slots());

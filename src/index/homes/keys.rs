@@ -22,7 +22,7 @@ impl Homes {
         locked: &mut Locked<'_>,
         slot: SlotIx,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
     ) -> SlotWritten {
         let note = Note::of_key(self.geometry(), slot, *key);
         self.name_displaced(locked, note, slot, key);

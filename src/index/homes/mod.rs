@@ -198,11 +198,8 @@ impl Homes {
 
     /// Sets the filter of a home to what its register says. Writes only if that changes it.
     pub fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
-        let home_slot = self.geometry().window(home).first;
-        let mask = families::filter_mask(self.geometry());
-        let aux = self.slots.header(home_slot).aux;
         let filter = self.stripe(locked, home).filter(home);
-        self.slots.set_aux(locked, home_slot, aux & !mask | filter);
+        self.slots.set_filter(locked, home, filter);
     }
 
     /// The displaced key of `home` with this filter bit has left `slot`. Its bit lingers (M5).

@@ -94,7 +94,7 @@ impl Homes {
             let again = [slots.start, slots.end - 1].map(|slot| self.slots.stripe_of(SlotIx(slot)));
             locked.lock(StripeSet::from_slice(&again));
         });
-        for home in self.slots.with_displaced(HomeSet::of(homes)).iter() {
+        for home in self.slots.with_displaced_locked(locked, HomeSet::of(homes)).iter() {
             let displaced = self.stripe(locked, home).displaced(home).iter();
             for entry in displaced {
                 let DisplacedAt::At(slot) = entry.place else { continue };

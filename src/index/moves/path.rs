@@ -49,7 +49,7 @@ impl Moves {
         value: Stored<'_>,
     ) -> SlotWritten {
         self.move_along(locked, path, movers, |locked| match movers.first() {
-            None => self.homes.place(locked, path[0], &key, value),
+            None => self.homes.place(locked, path[0], &key, &value),
             Some(&moved) => self.place_over(locked, path[0], moved, key, value),
         })
     }

@@ -48,7 +48,7 @@ impl Segment {
         let Some(seen) = self.seek_here(&mut locked, key, Put::Copy) else { return false };
         match self.slots().pass_by_held(seen, key) {
             Sought::Free(slot) => {
-                self.homes().place(&mut locked, slot, key, value);
+                self.homes().place(&mut locked, slot, key, &value);
                 true
             }
             Sought::At(_) | Sought::Nowhere => false,
@@ -101,7 +101,7 @@ impl Segment {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {
             let (new, life) = (self.geometry().slot_reference(key, *new), self.slots().life(slot));
-            self.slots().rewrite(locked, slot, key, new.stored().with_life(life.as_ref()), None)
+            self.slots().rewrite(locked, slot, key, &new.stored().with_life(life.as_ref()), None)
         })
     }
 }

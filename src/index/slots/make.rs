@@ -47,6 +47,7 @@ impl Slots {
             SlotShape::LINE => self.free_all(SlotShape::LINE, aux),
             shape => self.free_all(shape, aux),
         }
+        self.note_filters_empty();
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! read is accepted ([`SlotWriter`]), and notes what it wrote for searches ([`Notes`]).
 
 mod block_locks;
+mod filters;
 mod held;
 mod make;
 mod notes;
@@ -24,7 +25,7 @@ pub(crate) use stripes::{StripeSet, Stripes};
 pub(super) use undo::{UndoLines, before_the_write, restore_all};
 pub(super) use writer::SlotWriter;
 
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::AtomicU64;
 use crate::faults::{Rule, broken, by_rule, disobey, kept, obey};
 use crate::index::home_set::HomeSet;
 use crate::layout::WORD;
@@ -40,6 +41,7 @@ use crate::layout::words::{self, LINE_WORDS};
 use crate::placement::families;
 use crate::region::Region;
 use block_locks::BlockLocks;
+use filters::EmptyFilters;
 use held::HeldRooms;
 use std::ops::Range;
 use undo::Undo;
@@ -54,6 +56,7 @@ pub(crate) struct Slots {
     owners: BlockLocks,
     undo: UndoLines,
     notes: Notes,
+    empty_filters: EmptyFilters,
     held: HeldRooms,
 }
 
@@ -103,8 +106,9 @@ impl Slots {
 
     fn over(region: Region, geometry: Geometry, stripes: Stripes, undo: UndoLines) -> Slots {
         let notes = Notes::new(geometry.main_slots());
+        let empty_filters = EmptyFilters::unknown(&geometry);
         let (owners, held) = Default::default();
-        Slots { region, geometry, stripes, owners, undo, notes, held }
+        Slots { region, geometry, stripes, owners, undo, notes, empty_filters, held }
     }
 
     #[inline(always)]
@@ -231,27 +235,37 @@ impl Slots {
 
     /// The homes among these whose filters have a bit: a key of theirs may be displaced (C3). Without their locks, a
     /// guess.
-    #[inline]
+    #[inline(always)]
     pub fn with_displaced(&self, homes: HomeSet) -> HomeSet {
-        let (span, each) = (homes.span(), self.geometry.home_words());
-        let words = (span.end - span.start) as usize * each;
-        let words = self.region.words(self.geometry.home_word(span.start), words);
-        let bits = match each {
-            // As most often: the loop needs no division, and no bounds.
-            LINE_WORDS => self.filters(words.as_chunks::<LINE_WORDS>().0.iter().map(|home| &home[1])),
-            _ => self.filters(words.chunks_exact(each).map(|home| &home[1])),
-        };
-        homes.and_bits(bits)
+        let others = self.empty_filters.others(homes);
+        if others.is_empty() { others } else { self.by_headers(others) }
     }
 
-    /// Which of the homes with these header words have a bit in their filters: a bit for each, the lowest for the first.
-    #[inline(always)]
-    fn filters<'w>(&self, headers: impl DoubleEndedIterator<Item = &'w AtomicU64>) -> u64 {
-        let mask = families::filter_mask(&self.geometry);
-        headers.rev().fold(0, |bits, header| {
-            let aux = Header::from_words([0, header.load(Ordering::Relaxed)]).aux;
-            bits << 1 | u64::from(aux & mask != 0)
-        })
+    /// As [`Slots::with_displaced`], for the holder of the homes' locks. Nobody looks at the headers of the others again.
+    pub fn with_displaced_locked(&self, locked: &Locked<'_>, homes: HomeSet) -> HomeSet {
+        let others = self.empty_filters.others(homes);
+        if others.is_empty() {
+            return others;
+        }
+        let found = self.by_headers(others);
+        debug_assert!(others.iter().all(|home| locked.covers(self.geometry.window(home).first)), "L2");
+        self.empty_filters.note(others.without(found), true);
+        found
+    }
+
+    /// Notes that all slots were made, and that no home has a displaced key. No other thread has the slots yet.
+    pub fn note_filters_empty(&self) {
+        self.empty_filters.note_all();
+    }
+
+    /// The homes among these whose headers say so.
+    #[inline(never)]
+    fn by_headers(&self, homes: HomeSet) -> HomeSet {
+        let mut found = homes.cleared();
+        let aux = |home| Header::from_words([0, self.region.load(self.geometry.home_word(home) + 1)]).aux;
+        let named = homes.iter().filter(|&home| families::names_displaced(&self.geometry, aux(home)));
+        named.for_each(|home| found.add(home));
+        found
     }
 
     /// The slots among these that have a key: a bit for each of at most 128 neighbours.
@@ -506,7 +520,7 @@ impl Slots {
         locked: &Locked<'_>,
         slot: SlotIx,
         key: &[u8],
-        value: Stored<'_>,
+        value: &Stored<'_>,
         note: Option<Note>,
     ) -> SlotWritten {
         let ghost = match self.geometry.shape() {
@@ -522,12 +536,12 @@ impl Slots {
     /// Frees a slot whose occupant is removed. The slot keeps its ghost and its `aux`.
     #[inline(always)]
     pub fn free(&self, locked: &Locked<'_>, slot: SlotIx) -> SlotWritten {
-        self.rewrite(locked, slot, &[], Stored::default(), Some(Note::Free))
+        self.rewrite(locked, slot, &[], &Stored::default(), Some(Note::Free))
     }
 
     /// Writes key and value into a slot that is not one line. Returns its ghost.
     #[inline(never)]
-    fn rewrite_other(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: Stored<'_>) -> u8 {
+    fn rewrite_other(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: &Stored<'_>) -> u8 {
         self.rewrite_by(self.geometry.shape(), locked, slot, key, value)
     }
 
@@ -539,7 +553,7 @@ impl Slots {
         locked: &Locked<'_>,
         slot: SlotIx,
         key: &[u8],
-        value: Stored<'_>,
+        &value: &Stored<'_>,
     ) -> u8 {
         let target = self.writer().target(shape, slot);
         let before = target.before();
@@ -553,6 +567,14 @@ impl Slots {
             self.write_target(locked, &target, key.is_empty(), NewWords::Image(&mut image, shape.words()));
         }
         ghost
+    }
+
+    /// Sets the filter of a home. Writes only if that changes it.
+    pub fn set_filter(&self, locked: &Locked<'_>, home: u64, filter: u32) {
+        let home_slot = self.geometry.window(home).first;
+        self.empty_filters.note(HomeSet::one(home), filter == 0);
+        let mask = families::filter_mask(&self.geometry);
+        self.set_aux(locked, home_slot, self.aux(home_slot) & !mask | filter);
     }
 
     /// Sets the `aux` of a slot. Writes only if that changes it.

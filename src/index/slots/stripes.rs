@@ -74,15 +74,23 @@ impl Stripes {
         locked
     }
 
-    /// Locks two stripes, or one named twice (L3): mostly one.
+    /// Locks two stripes, or one named twice (L3): mostly one. (All fields are named: what `..none()` leaves over would be
+    /// dropped.)
     #[inline(always)]
     pub fn lock_two(&self, [a, b]: [usize; 2]) -> Locked<'_> {
-        let lock = |number: usize| Some((number, lock(&self.all[number])));
-        if a == b {
-            return Locked { held: [lock(a), None], ..self.none() };
+        if a != b {
+            return self.lock_both(a, b);
         }
+        let held = [Some((a, lock(&self.all[a]))), None];
+        Locked { held, others: None, stripes: self, is_alone: false }
+    }
+
+    /// (Not inlined: a window seldom lies in two stripes.)
+    #[inline(never)]
+    fn lock_both(&self, a: usize, b: usize) -> Locked<'_> {
+        let lock = |number: usize| Some((number, lock(&self.all[number])));
         let [first, second] = by_rule(Rule::LockOrder, [a.min(b), a.max(b)], [a, b]);
-        Locked { held: [lock(first), lock(second)], ..self.none() }
+        Locked { held: [lock(first), lock(second)], others: None, stripes: self, is_alone: false }
     }
 
     /// Locks nothing yet.

@@ -60,6 +60,7 @@ impl OneSize {
             let made = start.split(0..slots, PIECE, make, |slots| done(slots * slot_bytes));
             made.ok_or(RegionError::Cancelled)?.into_iter().collect::<Result<(), _>>()
         })?;
+        table.segment.slots().note_filters_empty();
         Ok(table)
     }
 
