@@ -82,7 +82,7 @@ pub struct LogConfig {
     pub path: PathBuf,
     /// When records are on the disk.
     pub fsync: Fsync,
-    /// Goes on without this record and all later ones, where the log is damaged.
+    /// Goes on without this record and all later ones, where the log is damaged. A log that has the record is not cut.
     pub truncate_at: Option<u64>,
 }
 

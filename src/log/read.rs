@@ -211,9 +211,21 @@ pub(super) fn says_more(bytes: &[u8], id: u64, end: u64) -> bool {
     may_say_more(bytes, end).any(|(head, body)| is_whole(&head, body, id))
 }
 
+/// Whether one of these files has this record whole.
+fn has_whole(disk: &dyn Disk, names: &[String], number: u64) -> Result<bool, LogError> {
+    let first_is_before = |name: &&String| first_of(name).is_some_and(|first| first <= number);
+    let Some(name) = names.iter().rev().find(first_is_before) else { return Ok(false) };
+    let bytes = whole(disk, name)?;
+    let Ok(head) = FileHead::read(&bytes) else { return Ok(false) };
+    let mut records = WholeRecords { bytes: &bytes, id: head.id, at: FILE_HEAD_BYTES, number: head.first };
+    while records.number < number && records.next().is_some() {}
+    Ok(records.number == number && records.next().is_some())
+}
+
 /// Looks at all files. Cuts off what was not synced, and removes a last file that has no record.
 ///
-/// `cut_at`: removes all records from this one on, damaged or not.
+/// `cut_at`: removes this record and all later ones, if it is not whole. Else nothing is cut: who leaves it in a configuration loses
+/// nothing at the next start.
 ///
 /// # Errors
 /// [`LogError`]; nothing has changed.
@@ -221,7 +233,16 @@ pub(super) fn look(disk: &dyn Disk, cut_at: Option<u64>) -> Result<FoundLog, Log
     let mut names = disk.names().map_err(failed("listing", ""))?;
     names.retain(|name| first_of(name).is_some());
     names.sort();
-    let cut_at = cut_at.unwrap_or(u64::MAX);
+    let cut_at = match cut_at {
+        Some(number) if has_whole(disk, &names, number)? => {
+            tracing::warn!(
+                number,
+                "the log has this record, and is not cut there: the request to do so can go"
+            );
+            u64::MAX
+        }
+        cut_at => cut_at.unwrap_or(u64::MAX),
+    };
     let mut found = FoundLog { applied: 1, ..FoundLog::default() };
     // Of the last file: how long it is to be.
     let mut last_len = None;

@@ -248,6 +248,10 @@ fn a_damaged_log_is_cut_where_asked() {
     log.wait(put(&log, number).unwrap()).unwrap();
     drop(log);
     assert_eq!(records(&disk).unwrap(), 1..number + 1);
+    // It is asked for once more, as by a configuration: the record is there now.
+    let log = LogOnDisk::on(Arc::new(disk.clone()), Some(number)).unwrap();
+    assert_eq!(log.records(), 1..number + 1);
+    drop(log);
     // A file that is missing.
     disk.remove(&name_of(1)).unwrap();
     let log = begin(&disk, Fsync::Always);

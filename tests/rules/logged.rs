@@ -410,9 +410,30 @@ fn a_log_that_is_cut_is_begun_from_its_table() {
     }
     let dir = killed(dir.path(), 0);
     server.stop();
-    let log = LogConfig::new(dir.path().join("log")).truncate_at(5);
-    let server = Server::start(with_region(dir.path(), Fsync::Always).log(log)).unwrap();
+    let file = log_files(dir.path()).remove(0);
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let Err(ServeError::Log { source: LogError::Damaged { number, .. }, .. }) =
+        Server::start(with_region(dir.path(), Fsync::Always))
+    else {
+        panic!("it is damaged");
+    };
+    let cut = |dir: &Path| {
+        let log = LogConfig::new(dir.join("log")).truncate_at(number);
+        Server::start(with_region(dir, Fsync::Always).log(log)).unwrap()
+    };
+    let server = cut(dir.path());
     assert_eq!((server.index().len(), keys_after_a_power_cut(dir.path())), (10, 10));
+    for n in 10..20 {
+        server.index().put(&key(n), b"value", PutMode::Insert).unwrap();
+    }
+    let dir = killed(dir.path(), 0);
+    server.stop();
+    // Who leaves it in a configuration loses nothing of what came since.
+    let server = cut(dir.path());
+    assert_eq!((server.index().len(), keys_after_a_power_cut(dir.path())), (20, 20));
     server.stop();
 }
 

@@ -488,8 +488,10 @@ fn hints_are_learned_again_while_a_table_grows() {
             mean(|part| part.gets.hinted_hit.reads) < reads && mean(|part| part.hinted) > by_hints,
             "{nth}: {told:?}"
         );
-        // Misses go by the window as ever.
-        assert!(mean(|part| part.gets.hinted_miss.bytes - part.gets.miss.bytes) < 16.0, "{nth}: {told:?}");
+        // Misses go by the window as ever. Where a split is under way, a client that has found keys in the child looks there
+        // first (G9), and of both it is not the same GETs that have.
+        let more = mean(|part| part.gets.hinted_miss.bytes - part.gets.miss.bytes);
+        assert!(more < 32.0, "{nth}: {more} {told:?}");
     }
     // A byte for each slot that there ever was.
     assert!(parts.iter().all(|part| part.client_bytes_per_key < 2.8 || part.course != Course::Grow));
