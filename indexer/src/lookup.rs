@@ -53,22 +53,21 @@ impl Found {
     /// Of what each holder has. Where a worker is just taken over, it is there twice.
     fn of(store: &mut Store, mut all: Vec<(Holding<'_>, Lengths)>) -> Result<Found, StoreError> {
         all.sort_by(|(a, _), (b, _)| (a.instance, a.place.rank, a.id).cmp(&(b.instance, b.place.rank, b.id)));
-        let mut ids: Vec<PublisherId> = all.iter().map(|(it, _)| it.id).collect();
-        ids.dedup();
-        let blocks = store.blocks(&ids)?;
-        let mut sized = ids.into_iter().zip(blocks).peekable();
-        let mut ranks: Vec<FoundRank> = Vec::with_capacity(all.len());
-        for (holding, lengths) in all {
-            while sized.next_if(|(id, _)| *id != holding.id).is_some() {}
-            let blocks = sized.peek().map_or(0, |(_, blocks)| *blocks);
+        // What one worker has of a rank, in each of its tiers.
+        let each: Vec<_> =
+            all.chunk_by(|(a, _), (b, _)| (a.id, a.place.rank) == (b.id, b.place.rank)).collect();
+        let ids: Vec<PublisherId> = each.iter().map(|of| of[0].0.id).collect();
+        let mut ranks: Vec<FoundRank> = Vec::with_capacity(each.len());
+        for (of, blocks) in each.iter().zip(store.blocks(&ids)?) {
+            let Holding { instance, place, .. } = of[0].0;
+            let lengths = of.iter().fold(Lengths::default(), |longest, (_, one)| longest.longer(*one));
             match ranks.last_mut() {
-                Some(last) if last.instance == holding.instance && last.rank == holding.place.rank => {
+                Some(last) if last.instance == instance && last.rank == place.rank => {
                     last.lengths = last.lengths.longer(lengths);
                     last.blocks = last.blocks.max(blocks);
                 }
                 _ => {
-                    let (instance, rank) = (holding.instance.to_owned(), holding.place.rank);
-                    ranks.push(FoundRank { instance, rank, lengths, blocks });
+                    ranks.push(FoundRank { instance: instance.to_owned(), rank: place.rank, lengths, blocks })
                 }
             }
         }

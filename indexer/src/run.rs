@@ -23,6 +23,7 @@ use crate::worker::{Meaning, Name, Place, RANK_MAX, Worker};
 use oneread_prefix::Holder;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::mem::take;
+use std::sync::Arc;
 
 /// Events that wait for their parents, of one publisher.
 const ORPHANS_MAX: usize = 256;
@@ -105,7 +106,7 @@ pub struct Orphan {
     /// The number of their batch.
     pub number: u64,
     place: Place,
-    stored: Stored,
+    stored: Arc<Stored>,
     /// Which of them were removed meanwhile.
     gone: Vec<bool>,
 }
@@ -284,15 +285,15 @@ impl Fold<'_> {
     /// Takes blocks in, and those that have waited for them.
     fn store_blocks(&mut self, number: u64, place: Place, stored: &Stored) {
         let gone = vec![false; stored.hashes.len()];
-        let mut next = vec![Orphan { number, place, stored: stored.clone(), gone }];
+        let mut next = vec![Orphan { number, place, stored: Arc::new(stored.clone()), gone }];
         while let Some(one) = next.pop() {
-            let hashes = one.stored.hashes.clone();
+            let before = Arc::clone(&one.stored);
             if !self.store_some(one) {
                 continue;
             }
             let follows = |orphan: &Orphan| {
                 orphan.place.rank == place.rank
-                    && orphan.stored.parent.is_some_and(|parent| hashes.contains(&parent))
+                    && orphan.stored.parent.is_some_and(|parent| before.hashes.contains(&parent))
             };
             let (ready, waiting): (VecDeque<Orphan>, _) = self.run.orphans.drain(..).partition(follows);
             self.run.orphans = waiting;

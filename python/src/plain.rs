@@ -85,10 +85,11 @@ pub(crate) fn usual<'py>(
     codec: &Bound<'py, PyString>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (py, bytes) = (raw.py(), raw.as_bytes());
-    let made = |py| MADE.import(py, "oneread._codecs", "_made");
     let value = match (codec.to_str()?, bytes) {
         (_, [] | [BEFORE, ..]) => return Ok(None),
-        ("plain", _) | ("pickle", [b'-' | b'0'..=b'9', ..]) => loads(py, bytes, made(py)?),
+        ("plain", _) | ("pickle", [b'-' | b'0'..=b'9', ..]) => {
+            loads(py, bytes, MADE.import(py, "oneread._codecs", "_made")?)
+        }
         ("pickle", [PICKLE, ..]) => LOADS.import(py, "pickle", "loads")?.call1((raw,)),
         _ => return Ok(None),
     };
